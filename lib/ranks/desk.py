@@ -1,0 +1,71 @@
+"""What one rank keeps to hand while it runs: its board, its recording, its slow motion."""
+
+import functools
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from lib.ranks.board import RUNNING, WAITING, Board
+
+_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<string>", "<frozen")
+
+
+class Mismatch(RuntimeError):
+    """Ranks of one group launched different things under the same number."""
+
+    def __init__(self, message: str, tag: int, number: int, members: tuple[int, ...]):
+        super().__init__(message)
+        self.where = (tag, number, members)
+
+
+class Desk:
+    """The one place where this process knows which rank it is; only `ranks/` looks at it."""
+
+    def __init__(self):
+        self.rank = 0
+        self.board: Board | None = None
+        self.events: list[dict] | None = None  # a list while a recording runs
+        self.slow = None  # a slow_motion.Motion while one runs
+
+    def waiting(self, tag: int, number: int) -> None:
+        """Say on the board that this rank now blocks on (tag, number)."""
+        if self.board:
+            self.board.state(self.rank, WAITING, tag, number)
+
+    def running(self) -> None:
+        """Say on the board that this rank runs again."""
+        if self.board:
+            self.board.state(self.rank, RUNNING)
+
+
+desk = Desk()
+
+
+@contextmanager
+def span(name: str, *, stage: int = -1, microbatch: int = -1, note: str = ""):
+    """Record what runs inside as one row `name` of this rank's compute lane; free when not recording."""
+    if desk.events is None:
+        yield
+        return
+    began = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        if desk.events is not None:
+            row = {"lane": "compute", "op": name, "start": began, "end": time.monotonic_ns()}
+            desk.events.append(row | {"stage": stage, "microbatch": microbatch, "note": note})
+
+
+@functools.cache
+def hidden(filename: str) -> bool:
+    """True for files that are not the reader's: torch, this library, generated code."""
+    return filename.startswith(_HIDDEN)
+
+
+def user_line(frame) -> str:
+    """Give `file:line` of the innermost frame that is the reader's own."""
+    while frame is not None and hidden(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""

@@ -1,0 +1,237 @@
+"""Seeing every collective of any code: a process group that notes each call and passes it on.
+
+[Note: where it sits]
+`torch.distributed` lets a Python class be the process group. Ours forwards to an ordinary one, so
+PyTorch's own DDP, FSDP2, DTensor and pipelining are seen like the reader's code: their C++ parts
+call the same virtual methods. For each call it writes on the board (see board.py), compares with
+what the others wrote, and, while a recording runs, keeps one event.
+"""
+
+import functools
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from lib.ranks.board import tag_of
+from lib.ranks.desk import Mismatch, desk, user_line
+
+
+class ObservedWork(dist.Work):
+    """A launched operation: whoever waits for it is seen waiting."""
+
+    def __init__(self, inner, tag: int, number: int, event):
+        super().__init__()
+        self.inner, self.tag, self.number, self.event = inner, tag, number, event
+
+    def wait(self, timeout=None) -> bool:
+        """Block until the operation has finished; the board shows this rank as waiting."""
+        desk.waiting(self.tag, self.number)
+        began = time.monotonic_ns()
+        done = self.inner.wait(timeout) if timeout else self.inner.wait()
+        desk.running()
+        if self.event is not None and desk.events is not None:
+            now = time.monotonic_ns()
+            self.event["end"] = self.event["end"] or now
+            desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
+        if desk.slow:
+            desk.slow.waited()
+        return done
+
+
+def _pass_on(name: str):
+    """Let what Work offers beyond waiting (result, is_completed, the future) be the inner one's."""
+    return lambda self, *args: getattr(self.inner, name)(*args)
+
+
+for _name in ("get_future", "is_completed", "is_success", "exception", "result", "source_rank",
+              "_source_rank", "synchronize"):  # fmt: skip
+    setattr(ObservedWork, _name, _pass_on(_name))
+
+
+class ObservedGroup(dist.ProcessGroup):
+    """A process group that notes each call, refuses a mismatch, and forwards the rest."""
+
+    def __init__(self, inner, rank: int, size: int, members: tuple[int, ...], name: str):
+        super().__init__(rank, size)
+        self.inner, self.members, self.label = inner, members, name
+        self.tag = tag_of("group", name, members)
+        self.launches = 0
+        self.messages: dict[int, int] = {}
+        self.closed = ""
+
+    def _set_group_desc(self, text: str) -> None:
+        known = {"default_pg": "world", "undefined": "ranks " + ",".join(map(str, self.members))}
+        self.label = known.get(text, text.removeprefix("mesh_"))
+        super()._set_group_desc(text)
+
+    def shutdown(self) -> None:
+        """Leave the group; what still holds it is told so at its next call."""
+        self.closed = self.closed or "it was destroyed"
+        self.inner.shutdown()
+
+    def barrier(self, *args, **kwargs):
+        """Wait for every member."""
+        call = functools.partial(self.inner.barrier, *args, **kwargs)
+        return self._collective("barrier", "barrier", 0, call)
+
+    def send(self, tensors, peer: int, tag: int = 0):
+        """Send to one member."""
+        return self._message("send", tensors, peer, lambda: self.inner.send(tensors, peer, tag), tag)
+
+    def recv(self, tensors, peer: int, tag: int = 0):
+        """Receive from one member."""
+        return self._message("recv", tensors, peer, lambda: self.inner.recv(tensors, peer, tag), tag)
+
+    def recv_anysource(self, tensors, tag: int = 0):
+        """Receive from whichever member sends first: nothing to compare with until it has."""
+        key = tag_of("any", self.tag, desk.rank)
+        number = self.messages[key] = self.messages.get(key, -1) + 1
+        self._note(key, number, f"message {_say(tensors)}", self.members, f"any {self.label}")
+        call = functools.partial(self.inner.recv_anysource, tensors, tag)
+        return self._go("recv", _bytes(tensors), call, key, number, self.members)
+
+    def _collective(self, op, text, nbytes, call, root=-1):
+        """Note one collective, compare it with the other members' same number, launch it."""
+        number, self.launches = self.launches, self.launches + 1
+        self._note(self.tag, number, text, self.members, self.label)
+        for other in self.members:
+            if desk.board and other != desk.rank and self._differs(other, number, text):
+                message = f"{op} number {number} of group {self.label} differs between ranks"
+                raise Mismatch(message, self.tag, number, self.members)
+        return self._go(op, nbytes, call, self.tag, number, self.members, root)
+
+    def _message(self, op, tensors, peer, call, tag):
+        """Note one send or receive; each pair (source, destination) counts its own messages."""
+        here, there = desk.rank, self.members[peer]
+        pair = (here, there) if op == "send" else (there, here)
+        key = tag_of("pair", self.tag, pair, tag)
+        number = self.messages.get(key, 0)
+        self.messages[key] = number + 1
+        text = f"message {_say(tensors)}"
+        self._note(key, number, text, pair, f"{pair[0]}>{pair[1]} {self.label}")
+        if desk.board and there != here:
+            if desk.board.differs(there, key, number, text.encode() + b"\0"):
+                message = f"message {number} from rank {pair[0]} to rank {pair[1]} differs"
+                raise Mismatch(message, key, number, pair)
+        return self._go(op, _bytes(tensors), call, key, number, pair, there)
+
+    def _note(self, tag, number, text, members, name) -> None:
+        if self.closed:
+            raise RuntimeError(
+                f"group {self.label} is closed: {self.closed}. Build again what holds it "
+                "(a DistributedDataParallel, an FSDP model, a mesh): it uses the new group then."
+            )
+        if desk.board:
+            place = user_line(sys._getframe(2))
+            desk.board.post(desk.rank, tag, number, text, place, time.monotonic_ns())
+            desk.board.count(desk.rank, tag, number + 1, members, name)
+
+    def _differs(self, other: int, number: int, text: str) -> bool:
+        if not desk.board.differs(other, self.tag, number, text.encode() + b"\0"):
+            return False
+        theirs = desk.board.entry(other, self.tag, number)
+        if theirs is None or " splits " not in text or " splits " not in theirs.text:
+            return theirs is not None
+        # all_to_all: what I send to them is what they expect of me, and the other way round
+        (a, mine), (b, yours) = (t.split(" splits ") for t in (text, theirs.text))
+        my_in, my_out, your_in, your_out = (
+            part.split(",") for s in (mine, yours) for part in s.split(">")
+        )
+        i, j = self.members.index(desk.rank), self.members.index(other)
+        if len(your_out) <= i or len(your_in) <= i:  # cut short on the board: gloo will judge
+            return False
+        return a != b or my_in[j] != your_out[i] or my_out[j] != your_in[i]
+
+    def _go(self, op, nbytes, call, tag, number, members, peer=-1):
+        event = None
+        if desk.events is not None:
+            event = {
+                "lane": "comm", "op": op, "start": time.monotonic_ns(), "end": 0,
+                "group": self.label, "members": members, "number": number,
+                "bytes": nbytes, "peer": peer,
+            }  # fmt: skip
+            desk.events.append(event)
+        work = call()
+        if desk.slow:
+            work = desk.slow.stretch(work, op, nbytes, tag, number, members, event)
+        elif event is not None and op not in ("send", "recv"):
+            work.get_future().then(functools.partial(_finished, event))
+        return ObservedWork(work, tag, number, event)
+
+
+def _finished(event, future):
+    event["end"] = time.monotonic_ns()
+
+
+def _flat(item) -> list[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        return [item]
+    return [tensor for part in item for tensor in _flat(part)]
+
+
+def _bytes(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _say(tensors, shapes: bool = False) -> str:
+    """Write tensors as the board compares them: a sum needs one shape, all else one size."""
+    sizes = [list(t.shape) if shapes else t.numel() for t in tensors[:16]]
+    return f"{str(tensors[0].dtype)[6:]} {str(sizes)[1:-1] if shapes else sizes}" if tensors else ""
+
+
+def _splits(group, outputs, inputs, args) -> str:
+    """Write what goes to and comes from each member in an all_to_all."""
+    if len(args) > 3:  # one tensor each way, cut along dim 0
+        n = group.size()
+        into, out = (
+            list(given) or [tensor.shape[0] // n] * n
+            for given, tensor in ((args[3], inputs[0]), (args[2], outputs[0]))
+        )
+    else:
+        into, out = ([t.numel() for t in tensors] for tensors in (inputs, outputs))
+    return f"{str(inputs[0].dtype)[6:]} splits {','.join(map(str, into))}>{','.join(map(str, out))}"
+
+
+def _override(method: str, op: str) -> None:
+    """Give ObservedGroup the collective `method` of ProcessGroup, under its plain name `op`."""
+
+    def observed(self, *args, **kwargs):
+        outputs = _flat(args[0])
+        inputs = _flat(args[1]) if op in _TWO_SIDED else outputs
+        full = outputs if op in ("all_gather", "gather") else inputs
+        if not full:  # a gather seen from a rank that is not its root: as much as the root gathers
+            full = (inputs or outputs) * self.size()
+        options = args[-1]
+        root = self.members[options.rootRank] if op in _ROOTED else -1
+        if op == "all_to_all":
+            text = f"{op} {_splits(self, outputs, inputs, args)}"
+        elif op in _ROOTED:
+            text = f"{op} {_say(full)} root {root}"
+        else:
+            text = f"{op} {_say(full, shapes=op == 'all_reduce')}"
+        if op in ("all_reduce", "reduce", "reduce_scatter"):
+            text += " " + str(getattr(options, "reduceOp", "")).removeprefix("<RedOpType.")[:3]
+        call = functools.partial(getattr(self.inner, method), *args, **kwargs)
+        return self._collective(op, text, _bytes(full), call, root)
+
+    setattr(ObservedGroup, method, observed)
+
+
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_TWO_SIDED = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+for _op, _methods in {
+    "all_reduce": "allreduce allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "allgather _allgather_base all_gather_single all_gather_single_coalesced "
+    "allgather_coalesced allgather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_single "
+    "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced",
+    "all_to_all": "alltoall alltoall_base all_to_all_single",
+}.items():
+    for _method in _methods.split():
+        _override(_method, _op)

@@ -1,0 +1,214 @@
+"""Inside a rank: wait for a call, carry it out, answer; a watcher beside it that can end any wait."""
+
+import builtins
+import contextlib
+import faulthandler
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+
+import torch
+
+from lib.ranks import groups, wire
+from lib.ranks.board import IDLE, RUNNING, Board
+from lib.ranks.desk import desk, hidden
+
+
+class Stopped(BaseException):
+    """The kernel ended this call: the stop button, or another rank's failure."""
+
+
+class Printed(io.TextIOBase):
+    """What the reader's code prints on this rank, kept for the kernel, or streamed as it comes."""
+
+    def __init__(self, kept: list, stream: str):
+        self.kept, self.stream = kept, stream
+        self.live = None
+
+    def writable(self):
+        return True
+
+    def write(self, text: str) -> int:
+        if self.live:
+            self.live(self.stream, text)
+        else:
+            self.kept.append((self.stream, text))
+        return len(text)
+
+
+class Rank:
+    """One rank's process: its connections, its names, and the call it is in."""
+
+    def __init__(self, rank, tasks, answers, folder):
+        self.rank, self.tasks, self.answers, self.folder = rank, tasks, answers, folder
+        self.call = 0  # the call being carried out; 0 between calls
+        self.stop = 0  # the call that the kernel wants ended
+        self.kept: list = []
+        self.speaking = threading.Lock()
+        self.names = _own_main()
+        sys.stdout, sys.stderr = Printed(self.kept, "stdout"), Printed(self.kept, "stderr")
+        self.tail = _own_descriptors(folder, rank)
+
+    def serve(self) -> None:
+        """Answer calls until the kernel closes the connection."""
+        while True:
+            buffers = wire.receive(self.tasks)
+            number, live, buffers[0] = *_HEAD(buffers[0][:9]), buffers[0][9:]
+            try:
+                answer = self._carry_out(number, live, buffers)
+            except Stopped as late:  # the order to stop came between the last line and here
+                self.call = 0
+                answer = wire.pack((number, "stopped", _error(late), self._printed()))
+            desk.events = None
+            if desk.board:
+                desk.board.state(self.rank, IDLE)
+            with self.speaking:
+                wire.send(self.answers, answer)
+
+    def _carry_out(self, number, live, buffers) -> list:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Printed):
+                stream.live = self._speak if live else None
+        desk.running()
+        try:
+            self.call = number
+            if self.stop >= number:
+                raise Stopped
+            step, args, kwargs = wire.unpack(buffers)
+            self._lend(step)
+            value = step(*args, **kwargs)
+            self.call = 0
+        except BaseException as error:
+            self.call = 0
+            kind = "stopped" if isinstance(error, Stopped) or self.stop >= number else "raised"
+            return wire.pack((number, kind, _error(error), self._printed()))
+        try:
+            return wire.pack((number, "ok", value, self._printed()))
+        except Exception as error:
+            reason = wire.culprit(value) or str(error)
+            told = {"type": "unpicklable", "text": reason, "frames": [], "when": time.monotonic_ns()}
+            return wire.pack((number, "raised", told, self._printed()))
+
+    def _lend(self, step) -> None:
+        """Let a function from the notebook see the names that `%%ranks` cells made on this rank."""
+        theirs = getattr(step, "__globals__", None)
+        if theirs is not None and theirs is not self.names and theirs.get("__name__") == "__main__":
+            for name, value in self.names.items():
+                if not name.startswith("__"):
+                    theirs.setdefault(name, value)
+
+    def _printed(self) -> list:
+        with contextlib.suppress(OSError):
+            text = self.tail.read()  # what C code and child processes wrote to descriptor 1
+            if text:
+                self.kept.append(("stdout", text))
+        printed, self.kept[:] = list(self.kept), []
+        return printed
+
+    def _speak(self, stream: str, text: str) -> None:
+        with self.speaking:
+            wire.send(self.answers, wire.pack((self.call, "print", (stream, text), [])))
+
+    def watch(self, control) -> None:
+        """Listen to the kernel while the main thread works: end the call, or end with the kernel."""
+        main = threading.main_thread().ident
+        try:
+            while True:
+                order, call = control.recv()
+                self.stop = call
+                if order == "cut":
+                    groups.cut()
+                for _ in range(100):  # again and again: code may swallow the first
+                    if self.call != call:
+                        break
+                    signal.pthread_kill(main, signal.SIGINT)
+                    time.sleep(0.02)
+        except (EOFError, OSError):
+            # The kernel is gone: nothing may outlive it, neither this process nor its folder.
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os._exit(0)
+
+    def interrupted(self, *_) -> None:
+        """Handle SIGINT: only the kernel's order counts, not a Ctrl-C that reached every process."""
+        if self.call and self.call == self.stop:
+            raise Stopped
+
+
+def _HEAD(raw) -> tuple[int, bool]:
+    return int.from_bytes(raw[:8], "little"), bool(raw[8])
+
+
+def _own_main() -> dict:
+    """Give this process a `__main__` of its own: the namespace of `%%ranks`."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module.__dict__
+
+
+def _own_descriptors(folder, rank):
+    """Send descriptors 1 and 2 to files: what C code prints, and the last words of a crash."""
+    out, err = (os.path.join(folder, f"rank-{rank}.{end}") for end in ("out", "err"))
+    for path, descriptor in ((out, 1), (err, 2)):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), descriptor)
+    faulthandler.enable(2)
+    return open(out, errors="replace")
+
+
+def _error(error: BaseException) -> dict:
+    """Describe an exception so that the kernel can show it: the reader's own frames, no others."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not hidden(frame.filename)] or frames[-1:]
+    told = {
+        "type": type(error).__name__,
+        "text": str(error),
+        "frames": [(f.filename, f.lineno, f.name, f.line) for f in own],
+        "when": time.monotonic_ns(),
+        "where": getattr(error, "where", None),
+    }
+    if isinstance(error, SystemExit):
+        told["text"] = f"sys.exit({error.code!r})"
+    with contextlib.suppress(Exception):
+        wire.pack(error)
+        told["exception"] = error.with_traceback(None)
+    return told
+
+
+def main(_, rank, size, tasks, answers, control, folder, board, threads, environment, path):
+    """Live as rank `rank` of `size` until the kernel goes; started by `world`."""
+    os.environ.update(environment)
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    sys.path[:] = path
+    torch.set_num_threads(threads)
+    desk.rank, desk.board = rank, Board(board, size)
+    desk.board.clear(rank)
+    me = Rank(rank, tasks, answers, folder)
+    signal.signal(signal.SIGINT, me.interrupted)
+    threading.Thread(target=me.watch, args=(control,), daemon=True, name="watcher").start()
+    with contextlib.suppress(EOFError, OSError):
+        wire.send(answers, wire.pack((0, "ok", RUNNING, [])))
+        me.serve()
+    os._exit(0)
+
+
+def run_cell(source: str, filename: str, pushed: dict):
+    """Carry out a `%%ranks` cell in this rank's names; give back the value of its last line."""
+    import ast
+
+    names = sys.modules["__main__"].__dict__
+    names.update({k: v for k, v in pushed.items()})
+    tree = ast.parse(source, filename)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    exec(compile(tree, filename, "exec"), names)
+    value = eval(compile(last, filename, "eval"), names) if last else None
+    return None if value is None else repr(value)
