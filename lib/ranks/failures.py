@@ -33,7 +33,8 @@ class Failure:
     text: str = ""
     frames: list = field(default_factory=list)
     when: int = 0
-    where: tuple | None = None
+    where: tuple | None = None  # of a mismatch: tag, number, members
+    waited: tuple | None = None  # tag and number of the wait that broke off
     exception: BaseException | None = None
     code: int | None = None
 
@@ -147,10 +148,12 @@ def table(board: Board, tag: int, number: int, members) -> str:
     )
 
 
-def waiting_in(board: Board, rank: int) -> str:
-    """Say what a rank waits in, if it says so on the board."""
+def waiting_in(board: Board, rank: int, wait: tuple | None = None) -> str:
+    """Say what a rank waits in: `wait` as (tag, number), else what it says on the board."""
     state, _, tag, number = board.look(rank)
-    entry = board.entry(rank, tag, number) if state == WAITING else None
+    if wait:
+        tag, number = wait
+    entry = board.entry(rank, tag, number) if wait or state == WAITING else None
     if not entry:
         return ""
     count = board.counts(rank).get(tag)

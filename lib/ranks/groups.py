@@ -3,6 +3,7 @@
 import datetime
 import os
 import socket
+import stat
 import sys
 import time
 
@@ -157,9 +158,11 @@ def _tcp_sockets() -> list[tuple[int, socket.socket]]:
     found = []
     for name in os.listdir("/dev/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             end = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # no socket, or closed meanwhile
+            continue  # closed meanwhile
         if end.family in (socket.AF_INET, socket.AF_INET6) and end.type == socket.SOCK_STREAM:
             found.append((int(name), end))
         else:

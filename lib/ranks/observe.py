@@ -29,8 +29,13 @@ class ObservedWork(dist.Work):
         """Block until the operation has finished; the board shows this rank as waiting."""
         desk.waiting(self.tag, self.number)
         began = time.monotonic_ns()
-        done = self.inner.wait(timeout) if timeout else self.inner.wait()
-        desk.running()
+        try:
+            done = self.inner.wait(timeout) if timeout else self.inner.wait()
+        except RuntimeError as error:
+            error.waited = self.tag, self.number  # for the message: this rank is not to blame
+            raise
+        finally:
+            desk.running()
         if self.event is not None and desk.events is not None:
             now = time.monotonic_ns()
             self.event["end"] = self.event["end"] or now
@@ -117,12 +122,17 @@ class ObservedGroup(dist.ProcessGroup):
                 raise Mismatch(message, key, number, pair)
         return self._go(op, _bytes(tensors), call, key, number, pair, there)
 
+    def __repr__(self) -> str:  # torch puts this into its own complaint about a closed group
+        if not self.closed:
+            return f"<group {self.label} of ranks {list(self.members)}>"
+        return (
+            f"<group {self.label} is closed: {self.closed}. Build again what holds it "
+            "(a DistributedDataParallel, an FSDP model, a mesh): it uses the new group then.>"
+        )
+
     def _note(self, tag, number, text, members, name) -> None:
         if self.closed:
-            raise RuntimeError(
-                f"group {self.label} is closed: {self.closed}. Build again what holds it "
-                "(a DistributedDataParallel, an FSDP model, a mesh): it uses the new group then."
-            )
+            raise RuntimeError(repr(self)[1:-1])
         if desk.board:
             place = user_line(sys._getframe(2))
             desk.board.post(desk.rank, tag, number, text, place, time.monotonic_ns())
@@ -212,7 +222,7 @@ def _override(method: str, op: str) -> None:
         else:
             text = f"{op} {_say(full, shapes=op == 'all_reduce')}"
         if op in ("all_reduce", "reduce", "reduce_scatter"):
-            text += " " + str(getattr(options, "reduceOp", "")).removeprefix("<RedOpType.")[:3]
+            text += " " + options.reduceOp.op.name
         call = functools.partial(getattr(self.inner, method), *args, **kwargs)
         return self._collective(op, text, _bytes(full), call, root)
 

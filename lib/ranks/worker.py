@@ -1,6 +1,5 @@
 """Inside a rank: wait for a call, carry it out, answer; a watcher beside it that can end any wait."""
 
-import builtins
 import contextlib
 import faulthandler
 import io
@@ -11,11 +10,10 @@ import sys
 import threading
 import time
 import traceback
-import types
 
 import torch
 
-from lib.ranks import groups, wire
+from lib.ranks import groups, namespace, wire
 from lib.ranks.board import IDLE, RUNNING, Board
 from lib.ranks.desk import desk, hidden
 
@@ -51,7 +49,7 @@ class Rank:
         self.stop = 0  # the call that the kernel wants ended
         self.kept: list = []
         self.speaking = threading.Lock()
-        self.names = _own_main()
+        namespace.renew()
         sys.stdout, sys.stderr = Printed(self.kept, "stdout"), Printed(self.kept, "stderr")
         self.tail = _own_descriptors(folder, rank)
 
@@ -81,7 +79,7 @@ class Rank:
             if self.stop >= number:
                 raise Stopped
             step, args, kwargs = wire.unpack(buffers)
-            self._lend(step)
+            namespace.lend(step)
             value = step(*args, **kwargs)
             self.call = 0
         except BaseException as error:
@@ -94,14 +92,6 @@ class Rank:
             reason = wire.culprit(value) or str(error)
             told = {"type": "unpicklable", "text": reason, "frames": [], "when": time.monotonic_ns()}
             return wire.pack((number, "raised", told, self._printed()))
-
-    def _lend(self, step) -> None:
-        """Let a function from the notebook see the names that `%%ranks` cells made on this rank."""
-        theirs = getattr(step, "__globals__", None)
-        if theirs is not None and theirs is not self.names and theirs.get("__name__") == "__main__":
-            for name, value in self.names.items():
-                if not name.startswith("__"):
-                    theirs.setdefault(name, value)
 
     def _printed(self) -> list:
         with contextlib.suppress(OSError):
@@ -144,21 +134,13 @@ def _HEAD(raw) -> tuple[int, bool]:
     return int.from_bytes(raw[:8], "little"), bool(raw[8])
 
 
-def _own_main() -> dict:
-    """Give this process a `__main__` of its own: the namespace of `%%ranks`."""
-    module = types.ModuleType("__main__")
-    module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = module
-    return module.__dict__
-
-
 def _own_descriptors(folder, rank):
     """Send descriptors 1 and 2 to files: what C code prints, and the last words of a crash."""
     out, err = (os.path.join(folder, f"rank-{rank}.{end}") for end in ("out", "err"))
     for path, descriptor in ((out, 1), (err, 2)):
         with open(path, "w") as file:
             os.dup2(file.fileno(), descriptor)
-    faulthandler.enable(2)
+    faulthandler.enable(2, all_threads=False)
     return open(out, errors="replace")
 
 
@@ -172,11 +154,12 @@ def _error(error: BaseException) -> dict:
         "frames": [(f.filename, f.lineno, f.name, f.line) for f in own],
         "when": time.monotonic_ns(),
         "where": getattr(error, "where", None),
+        "waited": getattr(error, "waited", None),
     }
     if isinstance(error, SystemExit):
         told["text"] = f"sys.exit({error.code!r})"
     with contextlib.suppress(Exception):
-        wire.pack(error)
+        wire.unpack(wire.pack(error))
         told["exception"] = error.with_traceback(None)
     return told
 
@@ -197,18 +180,3 @@ def main(_, rank, size, tasks, answers, control, folder, board, threads, environ
         wire.send(answers, wire.pack((0, "ok", RUNNING, [])))
         me.serve()
     os._exit(0)
-
-
-def run_cell(source: str, filename: str, pushed: dict):
-    """Carry out a `%%ranks` cell in this rank's names; give back the value of its last line."""
-    import ast
-
-    names = sys.modules["__main__"].__dict__
-    names.update({k: v for k, v in pushed.items()})
-    tree = ast.parse(source, filename)
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
-    exec(compile(tree, filename, "exec"), names)
-    value = eval(compile(last, filename, "eval"), names) if last else None
-    return None if value is None else repr(value)

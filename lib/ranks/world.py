@@ -4,6 +4,7 @@ import atexit
 import functools
 import itertools
 import os
+import re
 import selectors
 import signal
 import sys
@@ -12,11 +13,13 @@ import time
 import weakref
 from contextlib import contextmanager
 
-from lib.ranks import failures, groups, launch, recorder, wire, worker
+from lib.ranks import failures, groups, launch, magic, namespace, recorder, wire
 from lib.ranks.board import Board
+from lib.ranks.desk import hidden
 from lib.ranks.failures import Failure, RankError
 
 _worlds: "weakref.WeakSet[World]" = weakref.WeakSet()
+_last: list = []  # the world made last, as a weak reference: `%%ranks` speaks to it
 _START_LIMIT = 180.0  # seconds; a crowded classroom machine starts slowly
 _STOP_LIMIT = 5.0  # seconds a stopped rank may take before its process is ended
 _TICK = 0.05  # seconds between two looks at the board while ranks work
@@ -39,6 +42,8 @@ class World:
         self._processes: list[launch.Process] = []
         self._calls = itertools.count(1)
         self._generation = 0
+        self._made: set[str] = set()  # names that `%%ranks` cells have made: they are the ranks' own
+        self._lent: dict[int, dict] = {}  # what of the notebook each rank was given, by name
         self._selector = selectors.DefaultSelector()
         self._owner, self._busy = os.getpid(), False
         self._folder = launch.private_folder()
@@ -53,6 +58,8 @@ class World:
             self.close()
             raise
         _worlds.add(self)
+        _last[:] = [weakref.ref(self)]
+        magic.register()
 
     # What a reader calls.
 
@@ -77,15 +84,28 @@ class World:
 
         return ledger_of(self._call([(step, args, kwargs)] * self.size, record=True), self)
 
-    def cell(self, source: str, filename: str, names: dict, ranks=None) -> list:
-        """Run the text of a `%%ranks` cell on some ranks, in the namespace that stays there."""
-        ranks = list(range(self.size)) if ranks is None else list(ranks)
-        for rank in ranks:
+    def cell(self, source: str, filename: str, names: dict, ranks=None) -> None:
+        """Run the text of a `%%ranks` cell on some ranks, in the namespace that stays there.
+
+        `names` holds what the cell reads of the notebook ("read") and which names it makes ("made").
+        """
+        everyone = list(range(self.size))
+        for rank in ranks or ():
             if not 0 <= rank < self.size:
                 last = self.size - 1
                 raise ValueError(f"there is no rank {rank}: this world has ranks 0 to {last}")
-        calls = [(worker.run_cell, (source, filename, names), {})] * self.size
-        return self._call(calls, ranks=ranks)
+        calls = []
+        for rank in everyone:
+            lent = self._lent.setdefault(rank, {})
+            new = {n: v for n, v in names["read"].items() if n not in self._made}
+            new = {n: v for n, v in new.items() if n not in lent or lent[n] is not v}
+            calls.append((namespace.run_cell, (source, filename, new), {}))
+            if ranks is None or rank in ranks:
+                lent.update(new)
+        if len({tuple(call[1][2]) for call in calls}) == 1:
+            calls = calls[:1] * self.size  # packed once
+        self._made |= names["made"]
+        self._call(calls, ranks=ranks)
 
     def close(self) -> None:
         """End the ranks and remove what they shared; a second call does nothing."""
@@ -114,6 +134,9 @@ class World:
 
     def __len__(self):
         return self.size
+
+    def __reduce__(self):
+        raise TypeError("a World cannot travel to a rank: the ranks are in it")
 
     def __repr__(self):
         state = "" if self._processes else ", closed"
@@ -155,9 +178,8 @@ class World:
                 try:
                     done[id(call)] = wire.pack((step, args, kwargs))
                 except Exception as error:
-                    reason = wire.culprit(call[1:], "the arguments") or wire.culprit(
-                        call[0], "the function"
-                    )
+                    reason = wire.culprit(args, "the arguments") or wire.culprit(kwargs)
+                    reason = reason or wire.culprit(call[0], "the function")
                     raise RankError(
                         f"nothing was run: this cannot travel to the ranks.\n  {reason or error}\n"
                         "Make it inside the function, on each rank, or keep it in a `%%ranks` cell."
@@ -198,8 +220,7 @@ class World:
 
     def _hear(self, number, pending, answers, failed, lines, interrupts, limit) -> bool:
         """Take in what ranks say within `limit` seconds; True if any said something."""
-        with interrupts.allowed():
-            events = self._selector.select(limit)
+        events = interrupts.wait(self._selector, limit)
         heard = False
         for key, _ in sorted(events, key=lambda event: event[0].data):
             kind, rank = key.data
@@ -211,6 +232,9 @@ class World:
                 message = wire.unpack(wire.receive(process.answers)) if kind == "answer" else None
             except (EOFError, OSError):
                 message = None
+            except Exception as error:  # it could be packed there, and cannot be unpacked here
+                told = f"it arrived, but could not be unpacked here: {type(error).__name__}: {error}"
+                message = number, "raised", {"type": "unpicklable", "text": told}, []
             if message is None:
                 if process.process.is_alive() and kind == "answer":
                     continue
@@ -272,10 +296,11 @@ class World:
         causes = sorted((f for f in failed if f.kind != "stopped"), key=lambda f: f.when)
         dead = [f for f in causes if f.kind == "died"]
         if dead:  # gloo blames the living: "connection closed by peer"
-            lost = [f for f in causes if f.kind == "raised" and "gloo" in f.text.lower()]
+            lost = [f for f in causes if f.waited or "gloo" in f.text.lower()]
             causes = [f for f in causes if f not in lost]
             for f in lost:
-                waiting[f.rank] = "what rank " + str(dead[0].rank) + " left"
+                text = failures.waiting_in(self._board, f.rank, f.waited) if f.waited else ""
+                waiting[f.rank] = text or f"their work, at {failures.place(*f.frames[-1][:2])}"
         self._tell(causes, waiting, late, lines)
 
     def _tell(self, causes, waiting, late, lines):
@@ -378,6 +403,7 @@ class World:
         dead = [p.rank for p in self._processes if not p.process.is_alive()]
         for rank in dead:
             self._processes[rank].kill()
+            self._lent.pop(rank, None)
             self._start(rank)
         if dead:
             self._await_start(dead, _Interrupts())
@@ -418,6 +444,12 @@ class World:
                 print(f"rank {rank} │ … {more:,} more lines: world.printed[{rank}] holds them all")
 
 
+def current() -> World | None:
+    """Give the world made last that is still open: the one `%%ranks` cells run on."""
+    world = _last[0]() if _last else None
+    return world if world is not None and world._processes else None
+
+
 class Stop(KeyboardInterrupt):
     """The stop button ended a call; the message says where each rank was."""
 
@@ -441,9 +473,17 @@ def _last_words(folder: str, rank: int) -> str:
     """Give the end of what a dead rank's C code wrote."""
     try:
         with open(f"{folder}/rank-{rank}.err", errors="replace") as file:
-            return "\n".join("  " + line for line in file.read().splitlines()[-12:])
+            lines = [line.rstrip() for line in file]
     except OSError:
         return ""
+    # The reader's own frames, without addresses, our frames and the list of loaded extensions.
+    noise = ("Current thread", "Extension modules", "Thread 0x")
+    own = [line for line in lines if line and not line.startswith(noise)]
+    own = [n for n in own if not (found := _FRAME.match(n)) or not hidden(found[1])]
+    return "\n".join("  " + line for line in own[-12:])
+
+
+_FRAME = re.compile(r'  File "(.*)", line')
 
 
 class _Interrupts:
@@ -452,20 +492,22 @@ class _Interrupts:
     def __init__(self):
         self.pressed = self.open = False
 
-    @contextmanager
-    def allowed(self):
+    def wait(self, selector, limit) -> list:
+        """Wait for events; the stop button ends the wait, and leaves the events for the next one."""
+        if self.pressed:  # being dealt with: from now on nothing cuts in
+            return selector.select(limit)
         self.open = True
         try:
-            if not self.pressed:
-                yield
+            return selector.select(limit)
         except KeyboardInterrupt:
-            pass
+            return []
         finally:
             self.open = False
 
     def handle(self, *_):
         self.pressed = True
         if self.open:
+            self.open = False
             raise KeyboardInterrupt
 
 
