@@ -1,0 +1,68 @@
+"""The book: the README and the chapters as they are stored, with all they need beside them."""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+
+from lib.course.book import pages  # noqa: E402 (the line above makes it importable)
+
+project = "Many Ranks, One Model"
+author = "The Many Ranks, One Model authors"
+copyright = f"2026, {author}"
+language = "en"
+
+extensions = ["myst_nb", "sphinx_external_toc"]
+external_toc_path = str(ROOT / "book.yml")
+external_toc_exclude_missing = False
+include_patterns = ["README.md", *(page["file"] for page in pages(ROOT))]
+
+nb_execution_mode = "off"  # published is what the tests compared
+nb_merge_streams = True
+nb_ipywidgets_js = {}  # no RequireJS and no html-manager from somewhere else
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = ["_static"]
+html_theme_options = {
+    "navbar_persistent": [],  # else a second search bar
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+html_copy_source = False
+html_show_sphinx = False
+
+# MathJax 3.2.2, which carries its own glyphs (MathJax 4 fetches fonts); the menu could fetch more.
+mathjax_path = "mathjax/tex-svg.js"
+mathjax3_config = {"options": {"enableMenu": False}}
+
+OUTSIDE = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["'](?:https?:)?//[^"']*"""
+    r"""|<link\b[^>]*\bhref=["'](?:https?:)?//[^"']*"""
+    r"""|@import\s+(?:url\()?["']?(?:https?:)?//[^"')]*|url\(["']?(?:https?:)?//[^"')]*"""
+)
+
+
+def close(app, exception) -> None:
+    """Gives the site its front door and refuses a page that would fetch from outside the site."""
+    if exception or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    home = f"{app.config.root_doc}.html"
+    (out / "index.html").write_text(
+        f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
+        f'<meta http-equiv="refresh" content="0; url={home}"><a href="{home}">{project}</a>\n'
+    )
+    for page in [*out.rglob("*.html"), *out.rglob("*.css")]:
+        for found in OUTSIDE.findall(page.read_text(encoding="utf-8", errors="replace")):
+            raise RuntimeError(f"{page.relative_to(out)} fetches from outside the site: {found}")
+
+
+def setup(app) -> None:
+    """Called by Sphinx."""
+    app.connect("build-finished", close)
