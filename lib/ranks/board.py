@@ -4,8 +4,9 @@
 Gloo answers a collective whose sizes differ with SIGABRT, and one whose partners never come with
 silence. So before a rank launches anything it writes one line on the board (which group, which
 number, what, how large, at which line of the reader's code) and then looks at the others' lines of
-the same number. Whoever writes second sees the first: a mismatch is a sentence before it is a crash.
-The kernel reads the same board to tell a slow rank from one that can never be answered.
+the same number. Whoever writes second sees the first: a mismatch is a sentence
+before it is a crash. The kernel reads the same board to tell a slow rank from one that can never
+be answered.
 The file lies in the world's private folder, so it needs no room in /dev/shm.
 """
 
@@ -60,7 +61,7 @@ class Board:
         self.path = path
         if create:
             with open(path, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size * RANK)  # a full disk shows here, in words
+                os.posix_fallocate(file.fileno(), 0, size * RANK)  # a full disk shows here
         with open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), size * RANK)
         self.size = size

@@ -45,7 +45,7 @@ desk = Desk()
 
 @contextmanager
 def span(name: str, *, stage: int = -1, microbatch: int = -1, note: str = ""):
-    """Record what runs inside as one row `name` of this rank's compute lane; free when not recording."""
+    """Record what runs inside as a row `name` of the compute lane; free when not recording."""
     if desk.events is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Making and ending the process group of a rank: on loopback, behind closed doors, endable at once."""
+"""The process group of a rank: made on loopback, behind closed doors; ended at once if need be."""
 
 import datetime
 import os
@@ -116,7 +116,7 @@ def join(store, rank: int, size: int) -> None:
 
 
 def rejoin(path: str, rank: int, size: int, device: str, nccl: bool, why: str) -> None:
-    """Leave every group, and meet the other ranks at the file `path`, which only its owner can open.
+    """Leave every group; meet the other ranks at the file `path`, which only its owner can open.
 
     Whatever still holds an old group is told `why` when it is used.
     """

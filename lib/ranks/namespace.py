@@ -20,7 +20,7 @@ def names() -> dict:
 
 
 def run_cell(source: str, filename: str, given: dict) -> None:
-    """Run a cell's text in this rank's names and print the value of its last line, if it has one."""
+    """Run a cell's text in this rank's names and print the value of its last line, if any."""
     here = names()
     here.update(given)
     for value in list(here.values()):

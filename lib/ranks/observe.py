@@ -83,11 +83,15 @@ class ObservedGroup(dist.ProcessGroup):
 
     def send(self, tensors, peer: int, tag: int = 0):
         """Send to one member."""
-        return self._message("send", tensors, peer, lambda: self.inner.send(tensors, peer, tag), tag)
+        return self._message(
+            "send", tensors, peer, lambda: self.inner.send(tensors, peer, tag), tag
+        )
 
     def recv(self, tensors, peer: int, tag: int = 0):
         """Receive from one member."""
-        return self._message("recv", tensors, peer, lambda: self.inner.recv(tensors, peer, tag), tag)
+        return self._message(
+            "recv", tensors, peer, lambda: self.inner.recv(tensors, peer, tag), tag
+        )
 
     def recv_anysource(self, tensors, tag: int = 0):
         """Receive from whichever member sends first: nothing to compare with until it has."""
@@ -116,10 +120,10 @@ class ObservedGroup(dist.ProcessGroup):
         self.messages[key] = number + 1
         text = f"message {_say(tensors)}"
         self._note(key, number, text, pair, f"{pair[0]}>{pair[1]} {self.label}")
-        if desk.board and there != here:
-            if desk.board.differs(there, key, number, text.encode() + b"\0"):
-                message = f"message {number} from rank {pair[0]} to rank {pair[1]} differs"
-                raise Mismatch(message, key, number, pair)
+        other = desk.board and there != here
+        if other and desk.board.differs(there, key, number, text.encode() + b"\0"):
+            message = f"message {number} from rank {pair[0]} to rank {pair[1]} differs"
+            raise Mismatch(message, key, number, pair)
         return self._go(op, _bytes(tensors), call, key, number, pair, there)
 
     def __repr__(self) -> str:  # torch puts this into its own complaint about a closed group

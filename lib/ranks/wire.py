@@ -9,14 +9,14 @@ import torch
 
 
 class _Packer(cloudpickle.Pickler):
-    """Pickle by value what `__main__` defines, and set each tensor's storage aside once, uncopied."""
+    """Pickle by value what `__main__` defines; set each tensor's storage aside once, uncopied."""
 
     def __init__(self, file):
         super().__init__(file, protocol=5)
         self.storages: dict[int, tuple[int, memoryview]] = {}
 
     def persistent_id(self, item):
-        # Keyed by the storage, not by the tensor: two tensors that share memory still share it there.
+        # Keyed by the storage, not the tensor: two tensors that share memory still share it there.
         if not isinstance(item, torch.storage.TypedStorage | torch.UntypedStorage):
             return None
         typed = isinstance(item, torch.storage.TypedStorage)

@@ -1,4 +1,4 @@
-"""Inside a rank: wait for a call, carry it out, answer; a watcher beside it that can end any wait."""
+"""Inside a rank: wait for a call, carry it out, answer; beside it a watcher that can end waits."""
 
 import contextlib
 import faulthandler
@@ -34,7 +34,7 @@ class Printed(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if self.live:
-            self.live(self.stream, text)
+            self.live(text)
         else:
             self.kept.append((self.stream, text))
         return len(text)
@@ -90,7 +90,12 @@ class Rank:
             return wire.pack((number, "ok", value, self._printed()))
         except Exception as error:
             reason = wire.culprit(value) or str(error)
-            told = {"type": "unpicklable", "text": reason, "frames": [], "when": time.monotonic_ns()}
+            told = {
+                "type": "unpicklable",
+                "text": reason,
+                "frames": [],
+                "when": time.monotonic_ns(),
+            }
             return wire.pack((number, "raised", told, self._printed()))
 
     def _printed(self) -> list:
@@ -101,12 +106,12 @@ class Rank:
         printed, self.kept[:] = list(self.kept), []
         return printed
 
-    def _speak(self, stream: str, text: str) -> None:
+    def _speak(self, text: str) -> None:
         with self.speaking:
-            wire.send(self.answers, wire.pack((self.call, "print", (stream, text), [])))
+            wire.send(self.answers, wire.pack((self.call, "print", text, [])))
 
     def watch(self, control) -> None:
-        """Listen to the kernel while the main thread works: end the call, or end with the kernel."""
+        """Listen to the kernel while the main thread works: end the call, or end with it."""
         main = threading.main_thread().ident
         try:
             while True:
@@ -125,7 +130,7 @@ class Rank:
             os._exit(0)
 
     def interrupted(self, *_) -> None:
-        """Handle SIGINT: only the kernel's order counts, not a Ctrl-C that reached every process."""
+        """Handle SIGINT: only the kernel's order counts, not a Ctrl-C that reached everyone."""
         if self.call and self.call == self.stop:
             raise Stopped
 
