@@ -21,7 +21,6 @@ def execute(path: Path, progress=None):
     import nbformat
     from nbclient import NotebookClient
 
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning on the kernel's stderr
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["kernelspec"] = dict(KERNEL)
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
@@ -33,14 +32,18 @@ def execute(path: Path, progress=None):
         if progress:
             progress(done, cells)
 
-    NotebookClient(
+    # Under this variable ipykernel leaves what children print uncaptured; a reader has it not.
+    environ = {key: word for key, word in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    client = NotebookClient(
         notebook,
         timeout=CELL_SECONDS,
         record_timing=False,
         coalesce_streams=True,
         on_cell_executed=step,
         resources={"metadata": {"path": str(path.parent)}},
-    ).execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # a kernel's log, no output
+    )
+    # stdout and stderr of the kernel's process are its log; what cells print comes as messages
+    client.execute(env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return notebook
 
 
