@@ -5,18 +5,73 @@ another. Inside, the ledger is columns of NumPy; outside, it is a sequence of ro
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
 
-from lib import _row, _trace
-from lib._columns import Words, join, take
-from lib._row import LANES, NAMES, Row, known
+from lib import _rows, _trace
+from lib._columns import Words, take
 from lib._totals import Totals, totals
 
+LANES = ("compute", "wait", "comm", "memory")
 SOURCES = ("predicted", "slow motion", "measured")
-__all__ = ["LANES", "NAMES", "SOURCES", "Ledger", "Row", "Totals"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One thing that one rank did: times in seconds on the ledger's clock, sizes in bytes.
+
+    A comm row starts when this rank launched the operation and ends when it had finished here;
+    start to `arrived` is waiting for the last rank of the group, `arrived` to end is moving.
+    """
+
+    rank: int
+    lane: str  # one of LANES
+    op: str  # "forward", "mm", "all_reduce", "send"; in lane memory the kind: "parameters", ...
+    start: float
+    end: float
+    arrived: float = nan  # comm: when the last rank of the group had launched it
+    group: str = ""  # the name the reader knows: "world", "dp"
+    members: tuple[int, ...] = ()  # the group's ranks; send and recv: (source, destination)
+    number: int = -1  # which collective of that group; send and recv: which message of that pair
+    bytes: int = 0  # the full buffer, as nccl-tests counts; memory: alive after the change
+    peer: int = -1  # send and recv: the other end; rooted collectives: the root (global rank)
+    stage: int = -1
+    microbatch: int = -1
+    note: str = ""  # "slipped 12 ms", "ring"
+
+    @property
+    def seconds(self) -> float:
+        """From start to end."""
+        return self.end - self.start
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of a comm row until the last rank came; 0.0 where that is not known."""
+        known = self.lane == "comm" and not isnan(self.arrived)
+        return min(max(self.arrived, self.start), self.end) - self.start if known else 0.0
+
+    @property
+    def moving(self) -> float:
+        """Seconds of a comm row after the last rank had come."""
+        return self.seconds - self.waiting if self.lane == "comm" else 0.0
+
+    def __eq__(self, other) -> bool:  # two unknown `arrived` are equal, though nan != nan
+        if not isinstance(other, Row):
+            return NotImplemented
+        pairs = ((getattr(self, name), getattr(other, name)) for name in NAMES)
+        return all(a == b or (a != a and b != b) for a, b in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.lane, self.op, self.start, self.end, self.number))
+
+
+NAMES = tuple(field.name for field in fields(Row))
+_TYPES = {f.name: {int: np.int64, float: np.float64}.get(f.type, Words) for f in fields(Row)}
+_DEFAULTS = {field.name: field.default for field in fields(Row)[5:]}
 
 
 class Ledger(Sequence):
@@ -25,17 +80,10 @@ class Ledger(Sequence):
     `source` is one of SOURCES, `results` what each rank returned, `meta` anything worth keeping.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row] = (),
-        *,
-        source: str = "measured",
-        results: list | None = None,
-        meta: Mapping | None = None,
-    ):
+    def __init__(self, rows: Iterable[Row] = (), *, source="measured", results=None, meta=None):
         values = zip(*map(operator.attrgetter(*NAMES), rows))
         columns = dict(zip(NAMES, map(list, values))) or dict.fromkeys(NAMES, [])
-        self._set(_row.read(columns), source, results, meta)
+        self._set(_read(columns), source, results, meta)
 
     def _set(self, columns, source, results, meta) -> "Ledger":
         if source not in SOURCES:
@@ -49,7 +97,7 @@ class Ledger(Sequence):
     @classmethod
     def from_columns(cls, *, source="measured", results=None, meta=None, **columns) -> "Ledger":
         """Build a ledger from whole columns, by Row's names; one value stands for every row."""
-        return cls.__new__(cls)._set(_row.read(columns), source, results, meta)
+        return cls.__new__(cls)._set(_read(columns), source, results, meta)
 
     @classmethod
     def merge(cls, ledgers: Iterable["Ledger"], offsets: Sequence[float] | None = None) -> "Ledger":
@@ -70,14 +118,7 @@ class Ledger(Sequence):
                 f"These ledgers are {' and '.join(sources)}: a merged ledger has one source. "
                 "To compare two, draw one over the other."
             )
-        columns = {name: join([x._columns[name] for x in ledgers]) for name in NAMES}
-        shift = np.repeat(offsets, [len(ledger) for ledger in ledgers])
-        shift = shift - (columns["start"] + shift).min(initial=np.inf) if len(shift) else shift
-        for name in ("start", "end", "arrived"):
-            columns[name] = columns[name] + shift
-        order = np.lexsort((columns["rank"], columns["start"]))
-        columns = {name: take(column, order) for name, column in columns.items()}
-        columns["arrived"] = _row.arrivals(columns)
+        columns = _rows.merge([ledger._columns for ledger in ledgers], offsets)
         results = [answer for ledger in ledgers for answer in ledger.results or ()]
         meta = {key: value for ledger in ledgers for key, value in ledger.meta.items()}
         return cls.__new__(cls)._set(columns, sources[0], results or None, meta)
@@ -112,7 +153,7 @@ class Ledger(Sequence):
         """Keep the rows whose columns have these values; a list or a set allows each of its own."""
         keep = np.ones(len(self), bool)
         for name, value in wanted.items():
-            known(name)
+            _known(name)
             allowed = list(value) if isinstance(value, (set, frozenset, list, range)) else [value]
             column = self._columns[name]
             if isinstance(column, Words):
@@ -124,8 +165,8 @@ class Ledger(Sequence):
     def column(self, name: str) -> np.ndarray:
         """One column as an array: a field of Row, or "seconds", "waiting", "moving"."""
         if name in ("seconds", "waiting", "moving"):
-            return _row.durations(self._columns)[name]
-        column = self._columns[known(name)]
+            return _rows.durations(self._columns)[name]
+        column = self._columns[_known(name)]
         if not isinstance(column, Words):
             return column
         words = np.empty(len(column.words), object)
@@ -141,8 +182,8 @@ class Ledger(Sequence):
             raise ValueError("Memory rows hold bytes alive, which do not add up over time.")
         by = (by,) if isinstance(by, str) else tuple(by)
         chosen = self if set(lanes) == set(LANES) else self.where(lane=set(lanes))
-        columns = chosen._columns | _row.durations(chosen._columns)
-        return totals(by, [columns[known(name)] for name in by], columns)
+        columns = chosen._columns | _rows.durations(chosen._columns)
+        return totals(by, [columns[_known(name)] for name in by], columns)
 
     @property
     def makespan(self) -> float:
@@ -157,12 +198,8 @@ class Ledger(Sequence):
     def to_numpy(self) -> np.ndarray:
         """A structured array with Row's fields; words are text, members are tuples."""
         columns = {name: self.column(name) for name in NAMES}
-        for name in ("lane", "op", "group", "note"):
-            columns[name] = columns[name].astype(str)
-        table = np.empty(len(self), [(name, column.dtype) for name, column in columns.items()])
-        for name, column in columns.items():
-            table[name] = column
-        return table
+        columns |= {name: columns[name].astype(str) for name in ("lane", "op", "group", "note")}
+        return np.rec.fromarrays(list(columns.values()), names=list(NAMES))
 
     def to_json(self) -> str:
         """The ledger as JSON text, exact; `results` stay behind."""
@@ -193,6 +230,18 @@ class Ledger(Sequence):
         """Read what `save` wrote."""
         text = Path(path).read_text()
         return cls.from_trace(text) if _is_trace(path) else cls.from_json(text)
+
+
+def _read(given: dict) -> dict:
+    columns = _rows.read({_known(name): given[name] for name in given}, _TYPES, _DEFAULTS)
+    _rows.check(columns, LANES)
+    return columns
+
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise ValueError(f"A ledger has no column {name!r}: it has {', '.join(NAMES)}.")
+    return name
 
 
 def _is_trace(path) -> bool:
