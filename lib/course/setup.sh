@@ -61,7 +61,8 @@ if [ $which = yes ] || ! "$venv" -m pip --version >/dev/null 2>&1; then
 fi
 
 echo "Installing what requirements.txt names into .venv (once; on Linux PyTorch brings CUDA, several GB)."
-"$venv" -m pip install --disable-pip-version-check --quiet -r requirements.txt ||
+[ -t 1 ] && quiet='' || quiet=--quiet # pip's progress is for somebody who watches
+"$venv" -m pip install --disable-pip-version-check $quiet -r requirements.txt ||
     stop "pip could not install requirements.txt: its own words stand above, and the next call goes on from here."
 mkdir -p .venv/share/jupyter/lab/settings
 cp lib/course/site/overrides.json .venv/share/jupyter/lab/settings/overrides.json
