@@ -67,7 +67,8 @@ class Call:
                 continue
             heard = True
             if kind == "print":
-                print(f"rank {rank} │ {value}", end="", flush=True)
+                for line in value.split("\n"):
+                    print(f"rank {rank} │ {line}", flush=True)
                 continue
             self.printed[rank] = printed
             self.pending.discard(rank)

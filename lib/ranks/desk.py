@@ -27,6 +27,7 @@ class Desk:
         self.rank = 0
         self.board: Board | None = None
         self.events: list[dict] | None = None  # a list while a recording runs
+        self.spans: list[str] = []  # names of the spans this rank is in, innermost last
         self.slow = None  # a slow_motion.Motion while one runs
 
     def waiting(self, tag: int, number: int) -> None:
@@ -46,16 +47,22 @@ desk = Desk()
 @contextmanager
 def span(name: str, *, stage: int = -1, microbatch: int = -1, note: str = ""):
     """Record what runs inside as a row `name` of the compute lane; free when not recording."""
-    if desk.events is None:
-        yield
-        return
-    began = time.monotonic_ns()
+    desk.spans.append(name)
+    began = _edge()
     try:
         yield
     finally:
+        desk.spans.pop()
         if desk.events is not None:
-            row = {"lane": "compute", "op": name, "start": began, "end": time.monotonic_ns()}
+            row = {"lane": "compute", "op": name, "start": began, "end": _edge()}
             desk.events.append(row | {"stage": stage, "microbatch": microbatch, "note": note})
+
+
+def _edge() -> int:
+    """Give the time at which a span begins or ends; in slow motion, once this rank has got there."""
+    if desk.slow and desk.events is not None:
+        desk.slow.boundary()
+    return time.monotonic_ns()
 
 
 @functools.cache

@@ -25,8 +25,48 @@ def recorded(step, *args, **kwargs):
     busy = [e for e in events if e["lane"] in ("compute", "wait")]
     rest = [e for e in events if e["lane"] not in ("compute", "wait")]
     whole = {"lane": "compute", "op": "compute", "start": began, "end": ended}
-    rows = [EMPTY | event for event in rest + exclusive([whole, *busy])]
+    rows = rest + exclusive([whole, *into_spans(busy)])
+    rows = [EMPTY | event | {"note": note(event)} for event in rows]
     return result, {name: [row[name] for row in rows] for name in EMPTY}
+
+
+def into_spans(events: list[dict]) -> list[dict]:
+    """Add what slow motion counted inside a span to the span: its row stays one row.
+
+    Rows of slow motion carry "flop", the arithmetic they stand for; spans are the reader's own.
+    """
+    spans = [e | {"flop": 0, "bytes": 0, "late": 0} for e in events
+             if e["lane"] == "compute" and "flop" not in e]  # fmt: skip
+    spans.sort(key=lambda e: e["end"] - e["start"])
+    kept = [e for e in events if e["lane"] != "compute"]
+    for event in (e for e in events if "flop" in e and e["lane"] == "compute"):
+        inside = (s for s in spans if s["start"] <= event["start"] and event["end"] <= s["end"])
+        span = next(inside, None)
+        if span is None:
+            kept.append(event)
+            continue
+        span["flop"] += event["flop"]
+        span["bytes"] += event["bytes"]
+        span["late"] = max(span["late"], event["late"])
+    return kept + spans
+
+
+def note(event: dict) -> str:
+    """Write an event's note: the reader's own, the arithmetic, and how late the real work was."""
+    parts = [event.get("note", "")]
+    if event.get("flop"):
+        parts.append(f"{quantity(event['flop'])}FLOP")
+    if event.get("late", 0) > 1_000_000:  # less is the precision of sleep on a busy machine
+        parts.append(f"slipped {event['late'] / 1e6:.0f} ms")
+    return ", ".join(part for part in parts if part)
+
+
+def quantity(amount: float) -> str:
+    """Write a large number in three digits and a prefix: 1.05e9 is `1.05 G`."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if amount < 999.5 or prefix == "T":
+            return f"{amount:.3g} {prefix}"
+        amount /= 1000
 
 
 def exclusive(events: list[dict]) -> list[dict]:
@@ -42,6 +82,7 @@ def exclusive(events: list[dict]) -> list[dict]:
         nonlocal now
         if open_ and moment > now:
             cut.append({**open_[-1], "start": now, "end": moment})
+            open_[-1] = open_[-1] | {"flop": 0, "bytes": 0, "late": 0}  # told once, not per piece
         now = max(now, moment)
 
     for event in sorted(events, key=lambda e: (e["start"], -e["end"])):

@@ -17,10 +17,8 @@ def ledger_of(answers: list[tuple], *, slow_motion=None, offsets=None, meta=None
     began = min((min(c["start"]) for _, c in answers if c["start"]), default=0)
     parts = []
     for rank, (_, columns) in enumerate(answers):
-        times = {  # whole nanoseconds until here: a float of seconds since boot would lose them
-            name: [(moment - began) / scale for moment in columns[name]]
-            for name in ("start", "end")
-        }
+        # Whole nanoseconds until here: a float of seconds since boot would lose them.
+        times = {n: [(moment - began) / scale for moment in columns[n]] for n in ("start", "end")}
         parts.append(Ledger.from_columns(rank=rank, source=source, **{**columns, **times}))
     merged = Ledger.merge(parts, offsets)
     merged.results, merged.meta = [result for result, _ in answers], meta

@@ -27,17 +27,25 @@ class Printed(io.TextIOBase):
 
     def __init__(self, kept: list, stream: str):
         self.kept, self.stream = kept, stream
-        self.live = None
+        self.live, self.begun = None, ""
 
     def writable(self):
         return True
 
     def write(self, text: str) -> int:
-        if self.live:
-            self.live(text)
+        if self.live:  # line by line, so that ranks do not cut into each other's lines
+            *lines, self.begun = (self.begun + text).split("\n")
+            if lines:
+                self.live("\n".join(lines))
         else:
             self.kept.append((self.stream, text))
         return len(text)
+
+    def finish(self) -> None:
+        """Send on a last line that did not end."""
+        if self.live and self.begun:
+            self.live(self.begun)
+        self.begun = ""
 
 
 class Rank:
@@ -46,6 +54,7 @@ class Rank:
     def __init__(self, rank, tasks, answers, folder):
         self.rank, self.tasks, self.answers, self.folder = rank, tasks, answers, folder
         self.call = 0  # the call being carried out; 0 between calls
+        self.number = 0  # the same, and afterwards still the last one
         self.stop = 0  # the call that the kernel wants ended
         self.kept: list = []
         self.speaking = threading.Lock()
@@ -74,6 +83,7 @@ class Rank:
             if isinstance(stream, Printed):
                 stream.live = self._speak if live else None
         desk.running()
+        self.number = number
         try:
             self.call = number
             if self.stop >= number:
@@ -99,6 +109,9 @@ class Rank:
             return wire.pack((number, "raised", told, self._printed()))
 
     def _printed(self) -> list:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Printed):
+                stream.finish()
         with contextlib.suppress(OSError):
             text = self.tail.read()  # what C code and child processes wrote to descriptor 1
             if text:
@@ -108,7 +121,7 @@ class Rank:
 
     def _speak(self, text: str) -> None:
         with self.speaking:
-            wire.send(self.answers, wire.pack((self.call, "print", text, [])))
+            wire.send(self.answers, wire.pack((self.number, "print", text, [])))
 
     def watch(self, control) -> None:
         """Listen to the kernel while the main thread works: end the call, or end with it."""
