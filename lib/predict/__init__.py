@@ -1,0 +1,1 @@
+"""Paper and pencil: what a run should move, hold and take, before any rank starts."""
