@@ -5,7 +5,7 @@ PY := .venv/bin/python
 .PHONY: help lab test run refresh book readme bench doctor tidy ready
 
 help: ## say what each command does
-	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1 \t/p' Makefile | expand -t 18
+	@awk -F ':[^#]*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 lab: ready ## open chapter 0 in JupyterLab; ARGS="--port 9000" go to JupyterLab
 	@$(PY) -m lib.course.lab $(ARGS)

@@ -174,7 +174,7 @@ def bare_machine(tmp_path):
         script.write_text(
             "#!/bin/sh\n"
             f'case "$*" in -V) echo "Python {version}";;\n'
-            f'*version_info\\ *) exec {sys.executable} -c "import sys; '
+            f'*version_info\\ *) exec "{sys.executable}" -c "import sys; '
             f'sys.exit(({numbers}) < (3, 11))";;\n'
             f"*ensurepip*) exit {0 if has_venv else 1};;\n"
             f"*print*) echo python{version.rsplit('.', 1)[0]};; esac\n"
@@ -224,6 +224,29 @@ def test_the_first_python_that_will_do_is_taken(bare_machine):
     assert setup("--which").stdout == "python3.12\n"
     assert setup("--which", "python3.11").stdout == "python3.11\n"
     assert setup("--which", "python3").returncode == 1
+
+
+def test_what_is_installed_is_not_installed_again(bare_machine, tmp_path):
+    setup, home = bare_machine[1], tmp_path / "course"
+    for name in ("requirements.txt", "pyproject.toml"):
+        (home / name).write_text("1")
+    (home / "lib/course/site").mkdir()
+    (home / "lib/course/site/overrides.json").write_text("{}")
+    python = home / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> "$0.called"; [ "$1" = -V ] && echo Python 3.12.1; :\n'
+    )
+    python.chmod(0o755)
+
+    def installs():
+        assert setup().returncode == 0
+        return (home / ".venv/bin/python.called").read_text().count("install")
+
+    assert (installs(), installs()) == (1, 1)
+    assert (home / ".venv/share/jupyter/lab/settings/overrides.json").read_text() == "{}"
+    (home / "requirements.txt").write_text("2")
+    assert (installs(), installs()) == (2, 2)
 
 
 # --- JupyterLab
