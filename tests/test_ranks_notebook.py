@@ -1,4 +1,4 @@
-"""Ranks from a real notebook kernel: what cells define travels, lives on, and ends with the kernel."""
+"""Ranks from a real notebook kernel: what cells define travels, lives on, ends with the kernel."""
 
 import os
 import re

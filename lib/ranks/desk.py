@@ -29,6 +29,7 @@ class Desk:
         self.events: list[dict] | None = None  # a list while a recording runs
         self.spans: list[str] = []  # names of the spans this rank is in, innermost last
         self.slow = None  # a slow_motion.Motion while one runs
+        self.slipped: int | None = None  # ns that slow motion was late, for the recorder
 
     def waiting(self, tag: int, number: int) -> None:
         """Say on the board that this rank now blocks on (tag, number)."""
@@ -59,7 +60,7 @@ def span(name: str, *, stage: int = -1, microbatch: int = -1, note: str = ""):
 
 
 def _edge() -> int:
-    """Give the time at which a span begins or ends; in slow motion, once this rank has got there."""
+    """Give the time at which a span begins or ends; slow motion first sleeps until it is there."""
     if desk.slow and desk.events is not None:
         desk.slow.boundary()
     return time.monotonic_ns()

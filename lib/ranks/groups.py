@@ -74,9 +74,7 @@ def _create(options, _):
     inner = ProcessGroup(options.store, rank, size)
     gloo_options = ProcessGroupGloo._Options()
     gloo_options._timeout = _TIMEOUT
-    gloo_options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    if not desk.board:  # under torchrun the hosts must reach each other
-        gloo_options._devices = [ProcessGroupGloo.create_default_device()]
+    gloo_options._devices = [_gloo_device()]
     gloo = ProcessGroupGloo(options.store, rank, size, gloo_options)
     group = ObservedGroup(inner, rank, size, members, options.group_id)
     kinds = {"cpu": (ProcessGroup.BackendType.GLOO, gloo)}
@@ -96,6 +94,19 @@ def _create(options, _):
     return group
 
 
+def _gloo_device():
+    """Listen on loopback alone; under a launcher, on the address that faces the first host."""
+    master = os.environ.get("MASTER_ADDR")
+    if desk.board or not master:
+        return ProcessGroupGloo.create_device(hostname="127.0.0.1")
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])
+    family, kind, *_, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as end:
+        end.connect(address)  # sends nothing: it asks which way the packets would leave
+        return ProcessGroupGloo.create_device(hostname=end.getsockname()[0])
+
+
 def _nccl(store, rank, size):
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
@@ -108,11 +119,24 @@ _wants_nccl = False
 _store: PatientStore | None = None
 
 
-def join(store, rank: int, size: int) -> None:
-    """Make this process rank `rank` of `size`, in an observed process group."""
+def _join(rank: int, size: int, **meeting) -> None:
     if "ranks" not in dist.Backend.backend_list:
         dist.Backend.register_backend("ranks", _create, extended_api=True, devices=["cpu", "cuda"])
-    dist.init_process_group("ranks", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    dist.init_process_group("ranks", rank=rank, world_size=size, timeout=_TIMEOUT, **meeting)
+
+
+def _take_gpu(number: int) -> None:
+    torch.cuda.set_device(number % torch.cuda.device_count())
+    torch.set_default_device(f"cuda:{number % torch.cuda.device_count()}")
+
+
+def join_launched(rank: int, size: int, local: int, device: str) -> None:
+    """Join the world that a launcher describes in the environment, in an observed group."""
+    global _wants_nccl
+    _wants_nccl = device == "cuda"
+    if _wants_nccl:
+        _take_gpu(local)
+    _join(rank, size, init_method="env://")
 
 
 def rejoin(path: str, rank: int, size: int, device: str, nccl: bool, why: str) -> None:
@@ -121,17 +145,21 @@ def rejoin(path: str, rank: int, size: int, device: str, nccl: bool, why: str) -
     Whatever still holds an old group is told `why` when it is used.
     """
     global _wants_nccl, _store
+    leave(why)
+    desk.board.clear(rank)
+    if device == "cuda":
+        _take_gpu(rank)
+    _wants_nccl, _store = nccl, PatientStore(path, size)
+    _join(rank, size, store=_store)
+
+
+def leave(why: str) -> None:
+    """Leave every group; whatever still holds one is told `why` when it is used."""
     for group in _open_groups:
         group.closed = why
     _open_groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
-    desk.board.clear(rank)
-    if device == "cuda":
-        torch.set_default_device(f"cuda:{rank % torch.cuda.device_count()}")
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    _wants_nccl, _store = nccl, PatientStore(path, size)
-    join(_store, rank, size)
 
 
 def cut() -> None:

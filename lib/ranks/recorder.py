@@ -1,5 +1,6 @@
 """Recording a call on one rank: what it launched, when it waited, and what it computed between."""
 
+import math
 import time
 
 from lib.ranks.desk import desk
@@ -27,7 +28,10 @@ def recorded(step, *args, **kwargs):
     whole = {"lane": "compute", "op": "compute", "start": began, "end": ended}
     rows = rest + exclusive([whole, *into_spans(busy)])
     rows = [EMPTY | event | {"note": note(event)} for event in rows]
-    return result, {name: [row[name] for row in rows] for name in EMPTY}
+    columns = {name: [row[name] for row in rows] for name in EMPTY}
+    if desk.slipped is not None:
+        columns["slipped"], desk.slipped = desk.slipped, None
+    return result, columns
 
 
 def into_spans(events: list[dict]) -> list[dict]:
@@ -56,17 +60,15 @@ def note(event: dict) -> str:
     parts = [event.get("note", "")]
     if event.get("flop"):
         parts.append(f"{quantity(event['flop'])}FLOP")
-    if event.get("late", 0) > 1_000_000:  # less is the precision of sleep on a busy machine
-        parts.append(f"slipped {event['late'] / 1e6:.0f} ms")
+    if event.get("late"):
+        parts.append(f"slipped {quantity(event['late'] / 1e9)}s")
     return ", ".join(part for part in parts if part)
 
 
 def quantity(amount: float) -> str:
-    """Write a large number in three digits and a prefix: 1.05e9 is `1.05 G`."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if amount < 999.5 or prefix == "T":
-            return f"{amount:.3g} {prefix}"
-        amount /= 1000
+    """Write a number in three digits and a prefix: 1.05e9 is `1.05 G`, 0.002 is `2 m`."""
+    power = min(max(int(math.floor(math.log10(amount) / 3)), -3), 4) if amount else 0
+    return f"{amount / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'n', 'µ', 'm'][power]}"
 
 
 def exclusive(events: list[dict]) -> list[dict]:

@@ -14,6 +14,8 @@ def ledger_of(answers: list[tuple], *, slow_motion=None, offsets=None, meta=None
     source = "slow motion" if slow_motion else "measured"
     if slow_motion:
         meta["slow_motion"] = str(slow_motion)
+        meta |= {name: getattr(slow_motion, name) for name in ("gpu", "link", "factor")}
+        meta["slipped"] = [columns.pop("slipped", 0) / scale for _, columns in answers]
     began = min((min(c["start"]) for _, c in answers if c["start"]), default=0)
     parts = []
     for rank, (_, columns) in enumerate(answers):
