@@ -62,7 +62,10 @@ def to_trace(rows, names: tuple[str, ...], source: str, meta: dict) -> str:
 
 
 def _threads(rows: list) -> list[int]:
-    """For each row the first thread of its lane where it lies inside or after all before it."""
+    """For each row the first thread of its lane where it lies after, or inside, all before it.
+
+    Comm rows lie after one another only: inside each one is its own wait.
+    """
     open_until: dict = {}
     threads = [0] * len(rows)
     for at in sorted(range(len(rows)), key=lambda at: (rows[at].start, -rows[at].end)):
@@ -73,7 +76,7 @@ def _threads(rows: list) -> list[int]:
             ends = open_until.setdefault((row.rank, tid), [])
             while ends and ends[-1] <= row.start:
                 ends.pop()
-            if not ends or row.end <= ends[-1]:
+            if not ends or (row.lane != "comm" and row.end <= ends[-1]):
                 ends.append(row.end)
                 threads[at] = tid
                 break

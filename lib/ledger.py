@@ -146,8 +146,9 @@ class Ledger(Sequence):
     __hash__ = None
 
     def __repr__(self) -> str:
-        ranks = len(self.ranks)
-        return f"<Ledger: {len(self)} rows of {ranks} rank{'s' * (ranks != 1)}, {self.source}>"
+        rows, ranks = len(self), len(self.ranks)
+        size = f"{rows} row{'s' * (rows != 1)} of {ranks} rank{'s' * (ranks != 1)}"
+        return f"<Ledger: {size}, {self.source}>"
 
     def where(self, **wanted) -> "Ledger":
         """Keep the rows whose columns have these values; a list or a set allows each of its own."""
