@@ -1,0 +1,155 @@
+"""A picture: marks in pixels, drawn as PNG for the notebook and as SVG for everything else."""
+
+import io
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from lib.draw import style
+from lib.draw.style import Shade
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One thing in a picture: a "box", a "line" or an "area" of points, or a "text"; pixels.
+
+    x, y is the upper left corner of a box, the anchor of a text (its middle line).
+    """
+
+    kind: str
+    x: float = 0.0
+    y: float = 0.0
+    w: float = 0.0
+    h: float = 0.0
+    fill: Shade | None = None
+    edge: Shade | None = None
+    hatch: bool = False
+    dash: bool = False
+    text: str = ""
+    align: str = "left"  # or "middle", "right"
+    points: tuple[tuple[float, float], ...] = ()
+    about: str = ""  # what it shows, in words: "rank 0 all_reduce moving"
+
+
+class Picture:
+    """Marks and a summary in words; the summary is all that a screen reader or a test sees.
+
+    `save("x.svg")` follows the reader's light or dark; `save("x.png")` is on light paper.
+    """
+
+    def __init__(self, marks: list[Mark], height: float, summary: str):
+        self.marks, self.height, self.summary = marks, round(height), summary
+
+    def __repr__(self) -> str:
+        return self.summary
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        data = {"text/plain": self.summary, "image/png": self.png()}
+        return data, {"image/png": {"width": style.WIDTH}}
+
+    def save(self, path) -> None:
+        """Write the picture to a file, by its ending: .svg or .png."""
+        path = Path(path)
+        if path.suffix not in (".svg", ".png"):
+            raise ValueError(f"{path.name}: a picture is saved as .svg or .png.")
+        path.write_bytes(self.png() if path.suffix == ".png" else self.svg().encode())
+
+    def png(self, *, dark: bool = False) -> bytes:
+        """The picture as a PNG with a palette, two pixels for one; the same bytes every time."""
+        from PIL import Image
+
+        rgba = Image.frombytes("RGBA", *_pixels(self, dark))
+        flat = rgba.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        out = io.BytesIO()
+        flat.save(out, "PNG", optimize=True)
+        return out.getvalue()
+
+    def svg(self) -> str:
+        """The picture as SVG text, with the colours for light and for dark paper in it."""
+        shades = sorted({s for m in self.marks for s in (m.fill, m.edge) if s} | {style.PAPER})
+        names = {shade: f"c{number}" for number, shade in enumerate(shades)}
+        light, dark = (
+            " ".join(f"--{name}:{shade[i]};" for shade, name in names.items()) for i in (0, 1)
+        )
+        size = f'width="{style.WIDTH}" height="{self.height}"'
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {style.WIDTH} {self.height}" '
+            f'{size} role="img">',
+            f"<title>{escape(self.summary)}</title>",
+            f"<style>svg{{{light}}} @media (prefers-color-scheme:dark){{svg{{{dark}}}}} "
+            f"text{{font:{style.SIZE}px '{style.FONT}',sans-serif;dominant-baseline:central}}"
+            "</style>",
+            '<pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" '
+            f'patternTransform="rotate(45)"><line y2="5" stroke="{style.FAINT.light}"/></pattern>',
+            f'<rect {size} style="fill:var(--{names[style.PAPER]})"/>',
+            *(_svg(mark, names) for mark in self.marks),
+            "</svg>",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _svg(mark: Mark, names: dict) -> str:
+    def paint(kind, shade):
+        return f"{kind}:var(--{names[shade]})" if shade else f"{kind}:none"
+
+    if mark.kind == "text":
+        anchor = {"left": "start", "middle": "middle", "right": "end"}[mark.align]
+        return (
+            f'<text x="{mark.x:.1f}" y="{mark.y:.1f}" text-anchor="{anchor}" '
+            f'style="{paint("fill", mark.fill)}">{escape(mark.text)}</text>'
+        )
+    title = f"<title>{escape(mark.about)}</title>" if mark.about else ""
+    dash = ";stroke-dasharray:4 3" if mark.dash else ""
+    if mark.kind == "box":
+        size = f'width="{mark.w:.1f}" height="{mark.h:.1f}"'
+        where = f'<rect x="{mark.x:.1f}" y="{mark.y:.1f}" {size}'
+        hatch = f'{where} fill="url(#wait)"/>' if mark.hatch else ""
+        paints = f"{paint('fill', mark.fill)};{paint('stroke', mark.edge)}{dash}"
+        return f'{where} style="{paints}">{title}</rect>{hatch}'
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
+    shape, opacity = ("polygon", ";opacity:.3") if mark.kind == "area" else ("polyline", "")
+    paints = f"{paint('fill', mark.fill)};{paint('stroke', mark.edge)}{dash}{opacity}"
+    return f'<{shape} points="{points}" style="stroke-width:1.6;{paints}">{title}</{shape}>'
+
+
+def _pixels(picture: Picture, dark: bool) -> tuple[tuple[int, int], bytes]:
+    """Draw with matplotlib's own canvas, without pyplot: nothing global is touched."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ground = style.PAPER[dark]
+    with matplotlib.rc_context({"hatch.linewidth": 0.7, "font.family": style.FONT}):
+        figure = Figure((style.WIDTH / 100, picture.height / 100), dpi=200, facecolor=ground)
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, style.WIDTH), ylim=(picture.height, 0))
+        axes.axis("off")
+        for order, mark in enumerate(picture.marks):
+            for artist in _artists(mark, dark):
+                artist.set_zorder(order)  # else lines lie over boxes, whatever comes first
+                axes.add_artist(artist)
+        canvas.draw()
+    return canvas.get_width_height(), bytes(canvas.buffer_rgba())
+
+
+def _artists(mark: Mark, dark: bool):
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Polygon, Rectangle
+    from matplotlib.text import Text
+
+    fill, edge = (shade[dark] if shade else "none" for shade in (mark.fill, mark.edge))
+    line = {"linestyle": (0, (4, 3)) if mark.dash else "-"}
+    if mark.kind == "text":
+        side = {"left": "left", "middle": "center", "right": "right"}[mark.align]
+        yield Text(mark.x, mark.y, mark.text, color=fill, ha=side, va="center_baseline",
+                   fontsize=style.SIZE * 0.72, parse_math=False)  # fmt: skip
+    elif mark.kind == "box":
+        box = (mark.x, mark.y), mark.w, mark.h
+        yield Rectangle(*box, facecolor=fill, edgecolor=edge, linewidth=0.7, **line)
+        if mark.hatch:
+            ink = style.FAINT[dark]
+            yield Rectangle(*box, facecolor="none", edgecolor=ink, linewidth=0, hatch="//////")
+    elif mark.kind == "area":
+        yield Polygon(mark.points, facecolor=fill, edgecolor="none", alpha=0.3)
+    else:
+        yield Line2D(*zip(*mark.points), color=edge, linewidth=1.15, **line)
