@@ -7,6 +7,7 @@ call the same virtual methods. For each call it writes on the board (see board.p
 what the others wrote, and, while a recording runs, keeps one event.
 """
 
+import contextlib
 import functools
 import sys
 import time
@@ -170,8 +171,9 @@ class ObservedGroup(dist.ProcessGroup):
         work = call()
         if desk.slow:
             work = desk.slow.stretch(work, op, nbytes, tag, number, members, event)
-        elif event is not None and op not in ("send", "recv"):
-            work.get_future().then(functools.partial(_finished, event))
+        elif event is not None:
+            with contextlib.suppress(RuntimeError):  # messages and some collectives have no future:
+                work.get_future().then(functools.partial(_finished, event))  # they end at the wait
         return ObservedWork(work, tag, number, event)
 
 

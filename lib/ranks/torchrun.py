@@ -70,7 +70,7 @@ class TorchrunWorld:
 
 
 def _behind_rank_0(rounds: int = 8) -> float:
-    """Give the seconds to add to this host's clock to read rank 0's: half the quickest round trip."""
+    """Give the seconds to add to this host's clock to read rank 0's, by the quickest round trip."""
     best = (float("inf"), 0.0)
     device = torch.get_default_device()
     for other in range(1, dist.get_world_size()):
