@@ -338,6 +338,14 @@ def test_a_chapter_is_a_sitting(path):
 
 
 @every_notebook
+def test_what_a_chapter_imports_it_uses(path):
+    code = "\n".join(cell.source for cell in code_cells(path))
+    for line in re.findall(r"^(?:from \S+ )?import (.+)$", code, re.M):
+        for name in re.findall(r"(\w+)(?:,|$)", line.strip("()")):
+            assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{name} is imported and never used"
+
+
+@every_notebook
 def test_cells_write_no_files_and_start_no_launcher(path):
     for cell in code_cells(path):
         assert not re.search(r"^%%writefile|^!\s*torchrun", cell.source, re.M), cell.source
