@@ -62,6 +62,13 @@ def test_what_the_texts_point_to_is_there(name):
         assert target.startswith("http") or (ROOT / target).exists(), target
 
 
+def test_the_readme_opens_on_the_picture_once_it_is_there():
+    picture = "chapters/images/slow-motion.png"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    there = (ROOT / picture).exists()
+    assert (picture in readme) == there, f"README.md and {picture} belong together"
+
+
 @pytest.fixture
 def library(tmp_path):
     """A tree of one chapter, and a function that rewrites its book.yml."""
