@@ -1,4 +1,4 @@
-"""Every collective of any code is seen: the reader's, and PyTorch's own DDP, FSDP2, DTensor, pipes."""
+"""Every collective of any code is seen: the reader's, and those of PyTorch's own classes."""
 
 from collections import Counter
 
@@ -117,6 +117,27 @@ def nothing_recorded_twice():
 def test_recording_ends_with_the_call(worlds):
     worlds(2).record(spans)
     assert worlds(2).run(nothing_recorded_twice) == [True, True]
+
+
+def from_any_source():
+    rank, received = dist.get_rank(), torch.empty(1)
+    if rank:
+        dist.send(torch.tensor([float(rank)]), 0)
+        dist.barrier()
+        dist.send(torch.tensor([10.0 * rank]), 0)
+        return None
+    sources = [dist.recv(received) for _ in range(3)]
+    dist.barrier()
+    for source in (1, 2, 3):
+        dist.recv(received, source)
+        assert received.item() == 10.0 * source
+    return sorted(sources)
+
+
+def test_messages_from_any_source_are_counted_when_they_have_come(worlds):
+    ledger = worlds(4).record(from_any_source)
+    assert ledger.results[0] == [1, 2, 3]
+    assert counted(ledger)["recv"] == (6, 24) and counted(ledger, 2)["send"] == (2, 8)
 
 
 # PyTorch's own.

@@ -97,9 +97,9 @@ class Call:
     # How it fails. Each way composes its message from the board before the board is cleared.
 
     def _failed(self):
-        grace = time.monotonic() + 0.03
-        while self.pending and time.monotonic() < grace:  # others may have their own story
-            self._hear(0.01)
+        grace = time.monotonic() + 0.03  # others may have their own story; who waits has none
+        while time.monotonic() < grace and self.pending - set(self._waiting(self.pending)):
+            self._hear(0.005)
         causes = [f for f in self.failed if f.kind != "stopped"]
         waiting = self._waiting(self.pending)
         told = self._stop(hard=bool(self.pending))

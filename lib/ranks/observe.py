@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lib.ranks.board import tag_of
+from lib.ranks.describe import bytes_of, flat, say, splits
 from lib.ranks.desk import Mismatch, desk, user_line
 
 
@@ -25,6 +26,7 @@ class ObservedWork(dist.Work):
     def __init__(self, inner, tag: int, number: int, event):
         super().__init__()
         self.inner, self.tag, self.number, self.event = inner, tag, number, event
+        self.then = None  # called once, when the wait is over
 
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
@@ -43,6 +45,9 @@ class ObservedWork(dist.Work):
             desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
         if desk.slow:
             desk.slow.waited()
+        if self.then:
+            self.then, then = None, self.then
+            then(self.inner)
         return done
 
 
@@ -84,23 +89,32 @@ class ObservedGroup(dist.ProcessGroup):
 
     def send(self, tensors, peer: int, tag: int = 0):
         """Send to one member."""
-        return self._message(
-            "send", tensors, peer, lambda: self.inner.send(tensors, peer, tag), tag
-        )
+        call = functools.partial(self.inner.send, tensors, peer, tag)
+        return self._message("send", tensors, peer, call, tag)
 
     def recv(self, tensors, peer: int, tag: int = 0):
         """Receive from one member."""
-        return self._message(
-            "recv", tensors, peer, lambda: self.inner.recv(tensors, peer, tag), tag
-        )
+        call = functools.partial(self.inner.recv, tensors, peer, tag)
+        return self._message("recv", tensors, peer, call, tag)
 
     def recv_anysource(self, tensors, tag: int = 0):
         """Receive from whichever member sends first: nothing to compare with until it has."""
         key = tag_of("any", self.tag, desk.rank)
         number = self.messages[key] = self.messages.get(key, -1) + 1
-        self._note(key, number, f"message {_say(tensors)}", self.members, f"any {self.label}")
+        self._note(key, number, f"message {say(tensors)}", self.members, f"any {self.label}")
         call = functools.partial(self.inner.recv_anysource, tensors, tag)
-        return self._go("recv", _bytes(tensors), call, key, number, self.members)
+        work = self._go("recv", bytes_of(tensors), call, key, number, self.members)
+        work.then = functools.partial(self._received, tag)
+        return work
+
+    def _received(self, tag, work) -> None:
+        """Count a message from any source once it is known whose it was."""
+        pair = (self.members[work._source_rank()], desk.rank)
+        key = tag_of("pair", self.tag, pair, tag)
+        self.messages[key] = self.messages.get(key, 0) + 1
+        if desk.board:
+            name = f"{pair[0]}>{pair[1]} {self.label}"
+            desk.board.count(desk.rank, key, self.messages[key], pair, name)
 
     def _collective(self, op, text, nbytes, call, root=-1):
         """Note one collective, compare it with the other members' same number, launch it."""
@@ -119,13 +133,13 @@ class ObservedGroup(dist.ProcessGroup):
         key = tag_of("pair", self.tag, pair, tag)
         number = self.messages.get(key, 0)
         self.messages[key] = number + 1
-        text = f"message {_say(tensors)}"
+        text = f"message {say(tensors)}"
         self._note(key, number, text, pair, f"{pair[0]}>{pair[1]} {self.label}")
         other = desk.board and there != here
         if other and desk.board.differs(there, key, number, text.encode() + b"\0"):
             message = f"message {number} from rank {pair[0]} to rank {pair[1]} differs"
             raise Mismatch(message, key, number, pair)
-        return self._go(op, _bytes(tensors), call, key, number, pair, there)
+        return self._go(op, bytes_of(tensors), call, key, number, pair, there)
 
     def __repr__(self) -> str:  # torch puts this into its own complaint about a closed group
         if not self.closed:
@@ -181,56 +195,27 @@ def _finished(event, future):
     event["end"] = time.monotonic_ns()
 
 
-def _flat(item) -> list[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        return [item]
-    return [tensor for part in item for tensor in _flat(part)]
-
-
-def _bytes(tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _say(tensors, shapes: bool = False) -> str:
-    """Write tensors as the board compares them: a sum needs one shape, all else one size."""
-    sizes = [list(t.shape) if shapes else t.numel() for t in tensors[:16]]
-    return f"{str(tensors[0].dtype)[6:]} {str(sizes)[1:-1] if shapes else sizes}" if tensors else ""
-
-
-def _splits(group, outputs, inputs, args) -> str:
-    """Write what goes to and comes from each member in an all_to_all."""
-    if len(args) > 3:  # one tensor each way, cut along dim 0
-        n = group.size()
-        into, out = (
-            list(given) or [tensor.shape[0] // n] * n
-            for given, tensor in ((args[3], inputs[0]), (args[2], outputs[0]))
-        )
-    else:
-        into, out = ([t.numel() for t in tensors] for tensors in (inputs, outputs))
-    return f"{str(inputs[0].dtype)[6:]} splits {','.join(map(str, into))}>{','.join(map(str, out))}"
-
-
 def _override(method: str, op: str) -> None:
     """Give ObservedGroup the collective `method` of ProcessGroup, under its plain name `op`."""
 
     def observed(self, *args, **kwargs):
-        outputs = _flat(args[0])
-        inputs = _flat(args[1]) if op in _TWO_SIDED else outputs
+        outputs = flat(args[0])
+        inputs = flat(args[1]) if op in _TWO_SIDED else outputs
         full = outputs if op in ("all_gather", "gather") else inputs
         if not full:  # a gather seen from a rank that is not its root: as much as the root gathers
             full = (inputs or outputs) * self.size()
         options = args[-1]
         root = self.members[options.rootRank] if op in _ROOTED else -1
         if op == "all_to_all":
-            text = f"{op} {_splits(self, outputs, inputs, args)}"
+            text = f"{op} {splits(self, outputs, inputs, args)}"
         elif op in _ROOTED:
-            text = f"{op} {_say(full)} root {root}"
+            text = f"{op} {say(full)} root {root}"
         else:
-            text = f"{op} {_say(full, shapes=op == 'all_reduce')}"
+            text = f"{op} {say(full, shapes=op == 'all_reduce')}"
         if op in ("all_reduce", "reduce", "reduce_scatter"):
             text += " " + options.reduceOp.op.name
         call = functools.partial(getattr(self.inner, method), *args, **kwargs)
-        return self._collective(op, text, _bytes(full), call, root)
+        return self._collective(op, text, bytes_of(full), call, root)
 
     setattr(ObservedGroup, method, observed)
 
