@@ -1,5 +1,6 @@
 """Everything that goes wrong on ranks, what the reader is told, and the next call, which works."""
 
+import importlib
 import os
 import signal
 import sys
@@ -324,6 +325,7 @@ def ddp_and_one_leaves():
 
 
 def test_a_backward_that_one_rank_leaves_out(world):
+    world.run(importlib.import_module, "torch._dynamo")  # what a first DDP imports takes seconds
     error = failing(world, ddp_and_one_leaves, within=3.0)
     assert "rank 3 has come to its end without it" in str(error)
 

@@ -12,7 +12,6 @@ import functools
 import sys
 import time
 
-import torch
 import torch.distributed as dist
 
 from lib.ranks.board import tag_of
