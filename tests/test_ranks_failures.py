@@ -1,8 +1,14 @@
-"""Everything that goes wrong on ranks, what the reader is told, and the next call, which works."""
+"""Everything that goes wrong on ranks, what the reader is told, and the next call, which works.
+
+From top to bottom: a rank raises · leaves · disagrees · is stopped · returns or prints too much · a
+world cannot be. What needs a notebook's kernel, a crowd, another user or a full disk stands in
+test_ranks_notebook.py (names of cells, re-runs, the kernel killed) and test_ranks_world.py.
+"""
 
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -406,6 +412,31 @@ def test_the_stop_button_in_start_up(seconds):
     assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("ranks-")]
     with World(2) as fresh:
         assert fresh.run(total) == [2.0, 2.0]
+
+
+COLD = """
+import os, signal, threading, time
+os.setsid()  # a terminal and JupyterLab send the signal to the whole process group
+from lib import World
+threading.Timer({seconds}, lambda: os.killpg(0, signal.SIGINT)).start()
+try:
+    World(4)
+    time.sleep({seconds})
+except KeyboardInterrupt as told:
+    print("stopped")
+with World(2) as world:
+    print(world.run(len, "ab"))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8])
+def test_the_stop_button_while_the_first_world_of_a_kernel_still_loads_torch(seconds):
+    source = COLD.format(seconds=seconds)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "stopped\n[2, 2]\n", done.stderr
+    assert done.stderr == ""
 
 
 # What travels.

@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,13 +17,20 @@ def warm() -> None:
     """Start the server that ranks are forked from, in the background: it loads torch meanwhile."""
     if METHOD != "forkserver" or multiprocessing.parent_process() is not None:
         return
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     # The socket of the server lies in a folder of mode 0700, never in the open abstract namespace.
     multiprocessing.util.abstract_sockets_supported = False
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "lib.ranks.worker"])
-    with _without_main():
-        forkserver.ensure_running()
+    # The stop button, pressed while the server still loads torch, must not end it: it starts with
+    # SIGINT blocked, and ranks unblock it. (The tracker first: starting it would unblock it here.)
+    resource_tracker.ensure_running()
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 @contextlib.contextmanager

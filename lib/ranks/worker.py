@@ -193,6 +193,7 @@ def main(_, rank, size, tasks, answers, control, folder, board, threads, environ
     desk.board.clear(rank)
     me = Rank(rank, tasks, answers, folder)
     signal.signal(signal.SIGINT, me.interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since `launch.warm`
     threading.Thread(target=me.watch, args=(control,), daemon=True, name="watcher").start()
     with contextlib.suppress(EOFError, OSError):
         wire.send(answers, wire.pack((0, "ok", RUNNING, [])))

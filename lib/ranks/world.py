@@ -98,7 +98,10 @@ class World:
         """End the ranks and remove what they shared; a second call does nothing."""
         crew, self._crew = self._crew, None
         if crew and self._owner == os.getpid():  # a forked child's copy: the ranks are not its own
-            crew.close()
+            with patient() as interrupts:
+                crew.close()
+            if interrupts.pressed:
+                raise KeyboardInterrupt
 
     def __enter__(self):
         return self
