@@ -4,12 +4,14 @@ import torch
 
 
 def flat(item) -> list[torch.Tensor]:
+    """Give the tensors of nested lists, in order."""
     if isinstance(item, torch.Tensor):
         return [item]
     return [tensor for part in item for tensor in flat(part)]
 
 
 def bytes_of(tensors) -> int:
+    """Add up the bytes of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -169,6 +169,8 @@ def cut() -> None:
     """
     if _store is not None:
         _store.stopped = True
+    if desk.slow:
+        desk.slow.close()  # waits that slow motion has made longer
     for _, end in _tcp_sockets():
         with end:
             try:

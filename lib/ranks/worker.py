@@ -189,13 +189,14 @@ def main(_, rank, size, tasks, answers, control, folder, board, threads, environ
         del os.environ[name]
     sys.path[:] = path
     torch.set_num_threads(threads)
-    desk.rank, desk.board = rank, Board(board, size)
-    desk.board.clear(rank)
-    me = Rank(rank, tasks, answers, folder)
-    signal.signal(signal.SIGINT, me.interrupted)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since `launch.warm`
-    threading.Thread(target=me.watch, args=(control,), daemon=True, name="watcher").start()
+    # An OSError here means that the world was closed before this rank was ready, or ends with it.
     with contextlib.suppress(EOFError, OSError):
+        desk.rank, desk.board = rank, Board(board, size)
+        desk.board.clear(rank)
+        me = Rank(rank, tasks, answers, folder)
+        signal.signal(signal.SIGINT, me.interrupted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since `launch.warm`
+        threading.Thread(target=me.watch, args=(control,), daemon=True, name="watcher").start()
         wire.send(answers, wire.pack((0, "ok", RUNNING, [])))
         me.serve()
     os._exit(0)
