@@ -28,6 +28,7 @@ class Call:
         self.printed: dict[int, list] = {}
         self.failed: list[Failure] = []
         self.replaced: list[int] = []
+        self.cut = False  # connections were cut to end waits: new groups are needed
 
     def wait(self) -> list:
         """Give what the ranks returned; raise RankError or Stop when they did not."""
@@ -80,7 +81,7 @@ class Call:
 
     def _stop(self, hard: bool) -> list[Failure]:
         """End the call on the ranks still in it; end the process of one that does not obey."""
-        already = len(self.failed)
+        already, self.cut = len(self.failed), self.cut or hard
         deadline = time.monotonic() + (_STOP_LIMIT if hard else 1.0)
         for rank in self.pending:
             self.crew.order(rank, "cut" if hard else "stop", self.number)
@@ -164,7 +165,7 @@ class Call:
     def _mend(self, regroup: bool) -> str:
         """Start dead ranks anew, make new groups where needed; say what survived."""
         self.replaced = self.crew.dead()
-        text = mend(self.crew, self.replaced, regroup)
+        text = mend(self.crew, self.replaced, regroup or self.cut)
         return text
 
 
