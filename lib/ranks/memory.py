@@ -112,6 +112,10 @@ class Memory(TorchDispatchMode):
         self._storages.__exit__()
         self._open = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation loads torch's compiler
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(foreign(kind) for kind in types):
             return NotImplemented

@@ -1,11 +1,12 @@
 """What one operation costs on a GPU: its FLOP and the bytes it moves, from the tensors it is given.
 
 [Note: the roofline]
-A GPU needs at least FLOP ÷ peak for the arithmetic and bytes ÷ memory bandwidth for the traffic, and
-does both at once: the longer one is the time. FLOP are PyTorch's own count (torch.utils.flop_counter:
-matrix products, convolutions, attention; two for each multiply-add); for everything else the bytes
-decide. Bytes are what must be read once and written once: each tensor given, each tensor made. A view
-moves nothing; an expanded dim is read once; a look-up reads the rows it takes, not the table.
+A GPU needs at least FLOP ÷ peak for the arithmetic and bytes ÷ memory bandwidth for the traffic,
+and does both at once: the longer one is the time. FLOP are PyTorch's own count
+(torch.utils.flop_counter: matrix products, convolutions, attention; two for each multiply-add); for
+everything else the bytes decide. Bytes are what must be read once and written once: each tensor
+given, each tensor made. A view moves nothing; an expanded dim is read once; a look-up reads the
+rows it takes, not the table.
 """
 
 import functools
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
-# Not arithmetic of the GPU: communication has its own lane, the profiler and the host are no kernels.
+# Not kernels: communication has a lane of its own, the profiler only looks.
 _ELSEWHERE = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "profiler")
 # Views and allocations that the schema does not call so, and what asks the host.
 _FREE = {
@@ -23,9 +24,12 @@ _FREE = {
     "sym_size", "sym_stride", "sym_numel", "record_stream", "_has_compatible_shallow_copy_type",
     "_has_same_storage_numel",
 }  # fmt: skip
-# They write their first tensor without reading it.
-_OVERWRITE = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_", "random_",
-              "_foreach_copy_", "_foreach_zero_"}  # fmt: skip
+# They do not read their first tensor: they overwrite it, or take only its shape.
+_OVERWRITE = {
+    "copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_", "random_", "_foreach_copy_",
+    "_foreach_zero_", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
 # They read of their first tensor as many entries as this argument (None: the result) has.
 _PICK = {
     "embedding": None, "index_select": None, "gather": None, "index": None, "take": None,
@@ -66,7 +70,7 @@ def cost(func, args, kwargs, out) -> Cost:
         return Cost(flop, _part(facts.name, args, out))
     seen: dict[int, int] = {}
     for index, argument in enumerate(args):
-        if not (index in facts.written and (index != 0 or facts.name in _OVERWRITE)):
+        if index or facts.name not in _OVERWRITE:
             _add(argument, seen)
     for name, argument in kwargs.items():
         if name not in facts.written:

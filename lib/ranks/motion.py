@@ -1,0 +1,170 @@
+"""The stretched time of one rank: its compute clock, its sleep, its lateness, its rows."""
+
+import threading
+import time
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lib.ranks import roofline
+from lib.ranks.desk import desk
+from lib.ranks.lanes import Lanes, Stretched
+from lib.ranks.storages import foreign
+
+_DEBT = 200_000  # ns of owed time below which a rank does not go to sleep: sleep errs by 60 µs
+_FORGIVEN = 50_000_000  # ns of lateness that are caught up; beyond it the clock is set anew
+_NOTED = 1_000_000  # ns of lateness that a row's note tells; less is the precision of sleep
+
+
+class Motion(TorchDispatchMode):
+    """The stretched time of one rank during one call: its compute clock, its lanes, its lateness.
+
+    All times are ns of time.monotonic_ns(), so real and stretched events lie on one axis.
+    """
+
+    def __init__(self, speeds):
+        super().__init__()
+        self.speeds, self.scale = speeds, 1e9 * speeds.factor
+        self.clock = self.seen = self.mark = time.monotonic_ns()
+        self.slipped = self.lost = self.late = 0  # worst of the call, never caught up, of the row
+        self.thread = threading.get_ident()
+        self.lanes = Lanes(desk.board, desk.rank)
+        self.in_c: list[Stretched] = []  # whose end C++ code may wait for without telling us
+        self.batch: dict[str, list] = {}  # operations since the last row: name -> ns, FLOP, bytes
+        self.row: dict | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation loads torch's compiler, seconds on busy cores
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(foreign(kind) for kind in types):
+            return NotImplemented  # a DTensor takes itself apart first; we see its local pieces
+        out = func(*args, **(kwargs or {}))
+        flop, nbytes = roofline.cost(func, args, kwargs or {}, out)
+        if nbytes or flop:
+            self.spend(func._overloadpacket.__name__.rstrip("_"), flop, nbytes)
+        return out
+
+    # The compute clock.
+
+    def spend(self, name: str, flop: int, nbytes: int) -> None:
+        """Move the compute clock on by one operation, and sleep once enough is owed."""
+        self._look_back()
+        needs = int(self.speeds.compute(flop, nbytes) * self.scale)
+        self.clock += needs
+        sums = self.batch.setdefault(name, [0, 0, 0])
+        for index, amount in enumerate((needs, flop, nbytes)):
+            sums[index] += amount
+        self._check()
+        if self.clock - self.seen > _DEBT:
+            desk.running()  # a sign of life for the kernel
+            self.settle()
+
+    def settle(self) -> None:
+        """Sleep until the wall clock has reached the compute clock."""
+        if threading.get_ident() != self.thread:
+            return
+        self._look_back()
+        owed = self.clock - time.monotonic_ns()
+        if owed > 0:
+            time.sleep(owed / 1e9)  # a signal ends it
+        self._check()
+        self._write_row()
+
+    def _check(self) -> None:
+        """Compare the wall clock with the compute clock; keep how late the real work is."""
+        self.seen = time.monotonic_ns()
+        late = self.seen - self.clock
+        if late > 0:
+            self.late = max(self.late, late)
+            self.slipped = max(self.slipped, self.lost + late)
+            if late > _FORGIVEN:
+                self.lost += late
+                self.clock = self.seen
+
+    def _look_back(self) -> None:
+        """Find a wait in C++ that nobody told us of, such as the one at the end of DDP's backward.
+
+        If an operation whose future C++ holds let go while this thread was between two operations,
+        and later than the compute clock, the thread was waiting for it.
+        """
+        if not self.in_c:
+            return
+        for item in sorted((i for i in self.in_c if i.finished), key=lambda i: i.end):
+            self.in_c.remove(item)
+            if item.finished > self.seen and item.end > self.clock:
+                if desk.events is not None and item.event is not None:
+                    start = max(self.seen, self.mark)
+                    wait = {"lane": "wait", "start": start, "end": item.finished}
+                    desk.events.append({**item.event, **wait})
+                self._write_row(self.seen)
+                self.clock, self.mark = item.end, item.finished
+                self.row = None
+
+    # What observe.py calls.
+
+    def stretch(self, work, op, nbytes, tag, number, members, event) -> Stretched:
+        """Put an operation that was really launched into its lane; give what stands for it."""
+        self.settle()
+        here = threading.get_ident() == self.thread
+        if event is not None and here:
+            event["start"] = time.monotonic_ns()
+        any_source = op == "recv" and len(members) != 2
+        others = () if any_source or desk.board is None else members
+        others = tuple(rank for rank in others if rank != desk.rank)
+        item = Stretched(self, work, tag, number, others, event)
+        item.launched = self.clock if here else time.monotonic_ns()
+        item.needs = int(self.speeds.moving(op, len(members), nbytes) * self.scale)
+        self.lanes.add(item)
+        return item
+
+    def waited(self) -> None:
+        """Hear that this rank has waited for a real work: what follows is a new row."""
+        if threading.get_ident() == self.thread:
+            self.seen = self.mark = time.monotonic_ns()
+            self.row = None
+
+    def joined(self, item: Stretched) -> None:
+        """Move the compute clock to the end of an operation that was waited for."""
+        if threading.get_ident() == self.thread:
+            self.clock = max(self.clock, item.end)
+        if item in self.in_c:
+            self.in_c.remove(item)
+
+    def watch(self, item: Stretched) -> None:
+        """Remember an operation whose future somebody took: C++ may wait for it."""
+        self.in_c.append(item)
+
+    def boundary(self) -> int:
+        """Hear that a span begins or ends here, so that no row reaches across; give the time."""
+        self.settle()
+        self.row, self.mark = None, self.seen
+        return self.mark
+
+    def close(self) -> None:
+        """End the lanes; what was launched and not waited for goes on unstretched."""
+        self.lanes.close()
+
+    # The rows of a recording.
+
+    def _write_row(self, until: int = 0) -> None:
+        """Write what was computed since the last row as one row, named by its longest operation."""
+        if not self.batch:
+            return
+        batch, self.batch = self.batch, {}
+        if desk.events is None:
+            return
+        name = max(batch, key=lambda op: batch[op][0])
+        end = until or self.seen
+        late = self.late / self.speeds.factor if self.late > _NOTED else 0
+        self.late = 0
+        flop, nbytes = (sum(sums[i] for sums in batch.values()) for i in (1, 2))
+        if self.row is not None and self.row["op"] == name:
+            self.row["end"], self.row["late"] = end, max(late, self.row["late"])
+            self.row["flop"] += flop
+            self.row["bytes"] += nbytes
+        else:
+            self.row = {"lane": "compute", "op": name, "start": self.mark, "end": end}
+            self.row |= {"flop": flop, "bytes": nbytes, "late": late}
+            desk.events.append(self.row)
+        self.mark = end
