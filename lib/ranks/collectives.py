@@ -1,0 +1,219 @@
+"""The differentiable collectives, in conjugate pairs: backward of one is forward of the other.
+
+[Note: conjugate pairs]
+A collective is a linear map from all ranks' tensors to all ranks' tensors, so its backward is the
+transposed map, and that is a collective too:
+
+    copy           <->  all_reduce         all_to_all  <->  all_to_all, dims swapped
+    all_gather     <->  reduce_scatter     broadcast   <->  reduce
+    join           <->  split              scatter     <->  gather
+                                           shift(by)   <->  shift(-by)
+
+[Note: one or many]
+A tensor that is the same on every rank can mean one tensor or n. Where it is *one* (a parameter
+everybody has, a loss everybody knows), it counts once and its gradient is the same everywhere:
+`copy` and `split` take such a tensor, `all_reduce` and `join` give one. Where ranks go on to use it
+each in its own way, it is *many*, and their gradients have to be added: `copy` and `all_gather`
+give such tensors. So `join` and `all_gather` send the same bytes forward and differ in backward.
+
+[Note: backward comes everywhere]
+Backward communicates as well: either every rank of the group goes backward through a collective or
+none. Let x require a gradient on all ranks or on none, also where only the root's entries count.
+
+In sharding lines `[N/g]` is split over the group's ranks, `+g` a sum still pending over them, `@0`
+there on the root alone. Each function stands beside its meaning on plain lists: reference.py.
+All take `group` (None is the world); ranks, `root` and `by` count within it. A group of one is
+the identity. Any floating dtype, any device, any strides.
+"""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lib.ranks._shards import joined, known, stacked, uneven
+from lib.ranks.algorithms import exchange
+
+
+class _Linear(torch.autograd.Function):
+    """Apply `there` to the values and `back`, its conjugate, to the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.back(gradient), None, None
+
+
+_apply = _Linear.apply
+
+
+def copy(x: Tensor, group=None) -> Tensor:
+    """Use one x on every rank, each in its own way: [N] -> [N]; backward sums, [N] +g -> [N]."""
+    return _apply(x, lambda x: x.view_as(x), partial(all_reduce, group=group))
+
+
+def all_reduce(x: Tensor, group=None) -> Tensor:
+    """Sum over the group, one sum for all: [N] +g -> [N]; backward copies, and sends nothing."""
+
+    def there(x):
+        total = _fresh(x)
+        dist.all_reduce(total, group=group)
+        return total
+
+    return _apply(x, there, partial(copy, group=group))
+
+
+def all_gather(x: Tensor, dim: int = 0, group=None) -> Tensor:
+    """Give every rank all shards: [N/g] -> [N]; backward sums and shards, [N] +g -> [N/g]."""
+    there = partial(_gathered, dim=dim, group=group)
+    return _apply(x, there, partial(reduce_scatter, dim=dim, group=group))
+
+
+def reduce_scatter(x: Tensor, dim: int = 0, group=None) -> Tensor:
+    """Sum over the group and keep one's shard: [N] +g -> [N/g]; backward gathers."""
+
+    def there(x):
+        shards = stacked(x, dist.get_world_size(group), dim).contiguous()
+        mine = torch.empty_like(shards[0])
+        dist.reduce_scatter_single(mine.view(-1), shards.view(-1), group=group)
+        return mine
+
+    return _apply(x, there, partial(all_gather, dim=dim, group=group))
+
+
+def split(x: Tensor, dim: int = 0, group=None) -> Tensor:
+    """Keep one's shard of one x that all have: [N] -> [N/g], sends nothing; backward joins."""
+
+    def there(x):
+        return _fresh(stacked(x, dist.get_world_size(group), dim)[dist.get_rank(group)])
+
+    return _apply(x, there, partial(join, dim=dim, group=group))
+
+
+def join(x: Tensor, dim: int = 0, group=None) -> Tensor:
+    """Put all shards together to one x for all: [N/g] -> [N]; backward splits, sends nothing."""
+    there = partial(_gathered, dim=dim, group=group)
+    return _apply(x, there, partial(split, dim=dim, group=group))
+
+
+def all_to_all(
+    x: Tensor, split_dim: int = 0, concat_dim: int = 0, group=None, *, sent=None, received=None
+) -> Tensor:
+    """Cut x along one dim, swap pieces, put them together along another: [A, B/g] -> [A/g, B].
+
+    Piece r goes to rank r; with both dims the same, pieces change places. Backward swaps the dims.
+    Uneven: `sent[r]` entries of split_dim go to rank r and `received[r]` entries of concat_dim
+    come from it. With two different dims all ranks must name the same `sent`.
+    """
+    there = partial(_swapped, split_dim=split_dim, concat_dim=concat_dim, group=group,
+                    sent=sent, received=received)  # fmt: skip
+    back = partial(all_to_all, split_dim=concat_dim, concat_dim=split_dim, group=group,
+                   sent=received, received=sent)  # fmt: skip
+    return _apply(x, there, back)
+
+
+def broadcast(x: Tensor, root: int = 0, group=None) -> Tensor:
+    """Give every rank the root's x: [N] @0 -> [N]; backward sums at the root.
+
+    The others give a tensor of the same shape; its entries do not count.
+    """
+
+    def there(x):
+        copied = _fresh(x)
+        dist.broadcast(copied, group_src=root, group=group)
+        return copied
+
+    return _apply(x, there, partial(reduce, root=root, group=group))
+
+
+def reduce(x: Tensor, root: int = 0, group=None) -> Tensor:
+    """Sum over the group at the root, zeros elsewhere: [N] +g -> [N] @0; backward broadcasts."""
+
+    def there(x):
+        total = _fresh(x)
+        dist.reduce(total, group_dst=root, group=group)
+        return total if dist.get_rank(group) == root else torch.zeros_like(total)
+
+    return _apply(x, there, partial(broadcast, root=root, group=group))
+
+
+def scatter(x: Tensor, root: int = 0, dim: int = 0, group=None) -> Tensor:
+    """Give rank r shard r of the root's x: [N] @0 -> [N/g]; backward gathers at the root.
+
+    The others give a tensor of the same shape; its entries do not count.
+    """
+
+    def there(x):
+        shards = stacked(x, dist.get_world_size(group), dim).contiguous()
+        mine, is_root = torch.empty_like(shards[0]), dist.get_rank(group) == root
+        dist.scatter(mine, list(shards) if is_root else None, group_src=root, group=group)
+        return mine
+
+    return _apply(x, there, partial(gather, root=root, dim=dim, group=group))
+
+
+def gather(x: Tensor, root: int = 0, dim: int = 0, group=None) -> Tensor:
+    """Put all shards together at the root, zeros elsewhere: [N/g] -> [N] @0; backward scatters."""
+
+    def there(x):
+        known(x, dim)
+        shards = x.new_zeros(dist.get_world_size(group), *x.shape)
+        is_root = dist.get_rank(group) == root
+        dist.gather(_fresh(x), list(shards) if is_root else None, group_dst=root, group=group)
+        return joined(shards, dim)
+
+    return _apply(x, there, partial(scatter, root=root, dim=dim, group=group))
+
+
+def shift(x: Tensor, by: int = 1, group=None) -> Tensor:
+    """Pass x on to the rank `by` further round the ring: [N] -> [N]; backward passes it back."""
+
+    def there(x):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if by % n == 0:
+            return _fresh(x)  # once round, or a ring of one: everybody keeps theirs
+        arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
+        sends, receives = {(rank + by) % n: x.contiguous()}, {(rank - by) % n: arrived}
+        exchange(sends, receives, group, f"shift {by}")
+        return arrived
+
+    return _apply(x, there, partial(shift, by=-by, group=group))
+
+
+def _fresh(x):
+    """Copy x into memory of its own: collectives write in place, and want it contiguous."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _gathered(x, dim, group):
+    known(x, dim)
+    shards = x.new_empty(dist.get_world_size(group), *x.shape)
+    dist.all_gather_single(shards.view(-1), x.contiguous().view(-1), group=group)
+    return joined(shards, dim)
+
+
+def _swapped(x, split_dim, concat_dim, group, sent, received):
+    """Send the pieces as one flat buffer: dims, and even or uneven, make no difference to it."""
+    n, rank, concat_dim = dist.get_world_size(group), dist.get_rank(group), known(x, concat_dim)
+    if (sent is None) != (received is None):
+        raise ValueError("all_to_all was told one of sent and received: it needs both, or none")
+    if sent is None:
+        pieces = stacked(x, n, split_dim).unbind()
+        received = [pieces[0].shape[concat_dim]] * n
+    else:
+        pieces = uneven(x, sent, n, split_dim)
+    if len(received) != n:
+        raise ValueError(f"received={list(received)} does not name a count for each of {n} ranks")
+    mine = list(pieces[rank].shape)
+    shapes = [mine[:concat_dim] + [count] + mine[concat_dim + 1 :] for count in received]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    arrived = x.new_empty(sum(sizes))
+    flat = torch.cat([piece.reshape(-1) for piece in pieces])
+    dist.all_to_all_single(arrived, flat, sizes, [p.numel() for p in pieces], group=group)
+    parts = [part.view(shape) for part, shape in zip(arrived.split(sizes), shapes)]
+    return torch.cat(parts, concat_dim)

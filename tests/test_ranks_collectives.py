@@ -1,0 +1,473 @@
+"""Each collective equals its reference, its backward is the transposed map and its conjugate's.
+
+All values are small whole numbers, whose sums are exact in every dtype: all is compared to the bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.ranks import RankError, collectives, reference
+from lib.ranks.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    copy,
+    gather,
+    join,
+    reduce,
+    reduce_scatter,
+    scatter,
+    shift,
+    split,
+)
+from lib.ranks.mesh import mesh
+
+
+def counts(n):
+    """counts[s][r]: what rank s sends rank r, some of them nothing; uneven both ways."""
+    return [[(3 * s + 2 * r + s * r) % 5 for r in range(n)] for s in range(n)]
+
+
+def uneven_rows(x, group):
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    sent, received = counts(n)[rank], [row[rank] for row in counts(n)]
+    return all_to_all(x, 0, 0, group, sent=sent, received=received)
+
+
+def uneven_dims(x, group):
+    """Dim 0 is cut into 1, 2, 3, ... entries; of dim 1 rank r brings r + 2."""
+    n = dist.get_world_size(group)
+    sent, received = [r + 1 for r in range(n)], [r + 2 for r in range(n)]
+    return all_to_all(x, 0, 1, group, sent=sent, received=received)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective, what it means, and the shape that rank r of n brings (-2: 2 a rank)."""
+
+    run: Callable  # (x, group)
+    means: Callable  # (xs)
+    shape: Callable  # (n, rank)
+    takes_one: bool = False  # one x, the same on all ranks (see [Note: one or many])
+    gives_one: bool = False
+    forward: tuple[str, ...] = ()  # what is launched, forward and backward
+    backward: tuple[str, ...] = ()
+
+
+def _shape(*sizes):
+    return lambda n, rank: [2 * n if size == "2n" else size for size in sizes]
+
+
+GATHER, SCATTER, SWAP = ("all_gather",), ("reduce_scatter",), ("all_to_all",)
+P2P = ("recv", "send")
+CASES = {
+    "copy": Case(lambda x, g: copy(x, g), reference.copy, _shape(3, 2), takes_one=True,
+                 backward=("all_reduce",)),
+    "all_reduce": Case(lambda x, g: all_reduce(x, g), reference.all_reduce, _shape(3, 2),
+                       gives_one=True, forward=("all_reduce",)),
+    "broadcast": Case(lambda x, g: broadcast(x, 0, g), reference.broadcast, _shape(3),
+                      forward=("broadcast",), backward=("reduce",)),
+    "reduce": Case(lambda x, g: reduce(x, 0, g), reference.reduce, _shape(3),
+                   forward=("reduce",), backward=("broadcast",)),
+    "broadcast, last root": Case(
+        lambda x, g: broadcast(x, dist.get_world_size(g) - 1, g),
+        lambda xs: reference.broadcast(xs, len(xs) - 1), _shape(3),
+        forward=("broadcast",), backward=("reduce",)),
+    "reduce, last root": Case(
+        lambda x, g: reduce(x, dist.get_world_size(g) - 1, g),
+        lambda xs: reference.reduce(xs, len(xs) - 1), _shape(3),
+        forward=("reduce",), backward=("broadcast",)),
+    "uneven rows": Case(uneven_rows, lambda xs: reference.all_to_all_uneven(xs, counts(len(xs))),
+                        lambda n, rank: [sum(counts(n)[rank]), 2], forward=SWAP, backward=SWAP),
+    "uneven dims": Case(
+        uneven_dims,
+        lambda xs: reference.all_to_all_uneven(xs, [[r + 1 for r in range(len(xs))]] * len(xs),
+                                               0, 1),
+        lambda n, rank: [n * (n + 1) // 2, rank + 2, 2], forward=SWAP, backward=SWAP),
+}  # fmt: skip
+for _by in (1, -1, 2, 5):
+    CASES[f"shift {_by}"] = Case(
+        lambda x, g, by=_by: shift(x, by, g), lambda xs, by=_by: reference.shift(xs, by),
+        _shape(3, 2), forward=P2P, backward=P2P)  # fmt: skip
+for _dim in (0, 1, -1):
+    _whole = {0: _shape("2n", 3, 2), 1: _shape(3, "2n", 2), -1: _shape(3, 2, "2n")}[_dim]
+    _shard = _shape(3, 4, 2)
+    for _name, _run, _options in (
+        ("all_gather", all_gather, {"shape": _shard, "forward": GATHER, "backward": SCATTER}),
+        ("reduce_scatter", reduce_scatter,
+         {"shape": _whole, "forward": SCATTER, "backward": GATHER}),
+        ("join", join, {"shape": _shard, "forward": GATHER, "gives_one": True}),
+        ("split", split, {"shape": _whole, "backward": GATHER, "takes_one": True}),
+    ):  # fmt: skip
+        CASES[f"{_name} dim {_dim}"] = Case(
+            lambda x, g, run=_run, dim=_dim: run(x, dim, g),
+            partial(getattr(reference, _name), dim=_dim), **_options)  # fmt: skip
+    for _name, _run, _there, _back, _given in (
+        ("scatter", scatter, ("scatter",), ("gather",), _whole),
+        ("gather", gather, ("gather",), ("scatter",), _shard),
+    ):
+        CASES[f"{_name} dim {_dim}"] = Case(
+            lambda x, g, run=_run, dim=_dim: run(x, 0, dim, g),
+            partial(getattr(reference, _name), dim=_dim),
+            _given,
+            forward=_there,
+            backward=_back,
+        )
+for _a, _b in ((0, 0), (0, 1), (1, 0), (2, 0), (-1, 1)):
+    CASES[f"all_to_all {_a} {_b}"] = Case(
+        lambda x, g, a=_a, b=_b: all_to_all(x, a, b, g),
+        partial(reference.all_to_all, split_dim=_a, concat_dim=_b),
+        _shape("2n", "2n", "2n"), forward=SWAP, backward=SWAP)  # fmt: skip
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def whole_numbers(shape, seed, dtype=torch.float64):
+    noise = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randint(-2, 6, tuple(shape), generator=noise).to(dtype)
+
+
+def given(name, n, dtype=torch.float64):
+    """What every rank brings: leaves for autograd; the same leaf where the case takes one x."""
+    case = CASES[name]
+    xs = [whole_numbers(case.shape(n, r), r, dtype).requires_grad_() for r in range(n)]
+    return [xs[0]] * n if case.takes_one else xs
+
+
+def weights(ys, one):
+    """A weight for each entry of what ranks get: the gradient from above; one where it is one."""
+    return [whole_numbers(y.shape, 100 + (0 if one else r), y.dtype) for r, y in enumerate(ys)]
+
+
+def expected(name, n, dtype=torch.float64, power=1):
+    """What the reference says: outputs, and the gradients of sum(weights · outputs ** power)."""
+    case, xs = CASES[name], given(name, n, dtype)
+    ys = case.means(xs)
+    ws = weights(ys, case.gives_one)
+    terms = [(w * y**power).sum() for w, y in zip(ws, ys)]
+    loss = terms[0] if case.gives_one else sum(terms)  # one output counts once
+    leaves = xs[:1] if case.takes_one else xs
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True,
+                                create_graph=power > 1)  # fmt: skip
+    grads = list(grads) * (n if case.takes_one else 1)
+    return [y.detach() for y in ys], ws, grads, (xs, leaves)
+
+
+def forth_and_back(name, want_group=None, dtype=torch.float64):
+    """Run a case on this rank, forward and backward: (output, gradient)."""
+    group = mesh(**want_group[0])[want_group[1]].group if want_group else None
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    x = given(name, n, dtype)[rank]
+    y = CASES[name].run(x, group)
+    weight = whole_numbers(y.shape, 100 + (0 if CASES[name].gives_one else rank), dtype)
+    return y.detach(), torch.autograd.grad(y, x, weight)[0]
+
+
+def equal(answers, wanted):
+    return len(answers) == len(wanted) and all(map(torch.equal, answers, wanted))
+
+
+# Spread equals whole
+
+
+@every_case
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_output_and_gradient_equal_the_reference(worlds, name, n):
+    ys, _, grads, _ = expected(name, n)
+    answers = worlds(n).run(forth_and_back, name)
+    assert equal([y for y, _ in answers], ys)
+    assert equal([g for _, g in answers], grads)
+
+
+@every_case
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_backward_is_the_transposed_map(worlds, name, n):
+    """<A x, w> = <x, Aᵀ w>: no reference needed, and exact because all are whole numbers."""
+    case, answers = CASES[name], worlds(n).run(forth_and_back, name)
+    ws = weights([y for y, _ in answers], case.gives_one)
+    above = [(y * w).sum() for (y, _), w in zip(answers, ws)]
+    below = [(x * g).sum() for x, (_, g) in zip(given(name, n), answers)]
+    above = above[0] if case.gives_one else sum(above)  # one tensor counts once
+    below = below[0] if case.takes_one else sum(below)
+    assert above == below and above != 0
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_other_dtypes(worlds, name, dtype):
+    ys, _, grads, _ = expected(name, 2, dtype)
+    answers = worlds(2).run(forth_and_back, name, None, dtype)
+    assert equal([y for y, _ in answers], ys) and equal([g for _, g in answers], grads)
+    assert all(y.dtype == g.dtype == dtype for y, g in answers)
+
+
+@every_case
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_in_a_group_of_some_ranks(worlds, name, axis):
+    ys, _, grads, _ = expected(name, 2)
+    answers = worlds(4).run(forth_and_back, name, ({"dp": 2, "tp": 2}, axis))
+    for rank, (y, g) in enumerate(answers):
+        place = rank // 2 if axis == "dp" else rank % 2
+        assert torch.equal(y, ys[place]) and torch.equal(g, grads[place])
+
+
+@every_case
+def test_a_group_of_one_is_the_identity(worlds, name):
+    (x,) = given(name, 1)
+    ((y, g),) = worlds(4).run(forth_and_back, name, ({"dp": 4, "tp": 1}, "tp"))[:1]
+    assert torch.equal(x, y) and torch.equal(g, *weights([x], True))
+
+
+def gaps(name):
+    """A transposed x with gaps in memory, and an expanded gradient from above (all ones)."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    plain = given(name, n)[rank].detach()
+    roomy = torch.full([2 * size for size in plain.shape], torch.nan, dtype=plain.dtype)
+    x = roomy.permute(*reversed(range(plain.dim())))
+    x = x[tuple(slice(0, 2 * size, 2) for size in reversed(plain.shape))]
+    x = x.permute(*reversed(range(plain.dim()))).copy_(plain).requires_grad_()
+    y = CASES[name].run(x, None)
+    before = x.detach().clone()
+    y.sum().backward()
+    return y.detach(), x.grad, torch.equal(before, plain) and not x.is_contiguous()
+
+
+@every_case
+def test_any_strides_and_nothing_uninitialised(worlds, name):
+    case, n = CASES[name], 4
+    xs = given(name, n)
+    ys = case.means(xs)
+    (ys[0].sum() if case.gives_one else sum(y.sum() for y in ys)).backward()
+    answers = worlds(n).run(gaps, name)
+    for x, y, (output, gradient, untouched) in zip(xs, ys, answers, strict=True):
+        assert torch.equal(output, y) and untouched
+        assert torch.equal(gradient, torch.zeros_like(x) if x.grad is None else x.grad)
+
+
+def twice(name):
+    """The gradient of the squared gradient of sum(w · y³): backward of backward."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    case, x = CASES[name], given(name, n)[rank]
+    y = case.run(x, None)
+    weight = whole_numbers(y.shape, 100 + (0 if case.gives_one else rank))
+    (first,) = torch.autograd.grad(y, x, weight * 3 * y**2, create_graph=True)
+    return torch.autograd.grad(first, x, 2 * first.detach())[0]
+
+
+@every_case
+def test_backward_of_backward(worlds, name):
+    case, n = CASES[name], 4
+    _, _, grads, (_, leaves) = expected(name, n, power=3)
+    ones = grads[:1] if case.takes_one else grads
+    second = torch.autograd.grad(ones, leaves, [2 * g.detach() for g in ones], allow_unused=True,
+                                 materialize_grads=True)  # fmt: skip
+    answers = worlds(n).run(twice, name)
+    assert equal(answers, list(second) * (n if case.takes_one else 1))
+
+
+# The ledger equals the prediction
+
+
+def launched(name, n):
+    """What a case launches forward and backward; once round the ring nobody sends."""
+    still = name.startswith("shift") and int(name.split()[1]) % n == 0
+    return ((), ()) if still else (CASES[name].forward, CASES[name].backward)
+
+
+def forward_only(name):
+    x = given(name, dist.get_world_size())[dist.get_rank()]
+    return CASES[name].run(x, None).shape
+
+
+@every_case
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_is_launched_forward_and_backward(worlds, name, n):
+    forward, backward = launched(name, n)
+    ahead, both = (worlds(n).record(f, name) for f in (forward_only, forth_and_back))
+    for rank in range(n):
+        assert tuple(ops(ahead, rank)) == forward
+        assert ops(both, rank) == sorted(forward + backward)
+
+
+def ops(ledger, rank):
+    return sorted(row.op for row in ledger.where(lane="comm", rank=rank))
+
+
+FULL = 8 * 4 * 6  # bytes of [4, 6] in float64
+
+
+def one_of_each():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    full_x, x_shard = torch.ones(4, 6).double(), torch.ones(4 // n, 6).double()
+    for run, x in ((all_reduce, full_x), (all_gather, x_shard), (reduce_scatter, full_x),
+                   (split, full_x), (join, x_shard), (copy, full_x), (all_to_all, full_x),
+                   (broadcast, full_x), (reduce, full_x), (scatter, full_x), (gather, x_shard),
+                   (shift, full_x)):  # fmt: skip
+        run(x)
+    return rank
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_bytes_are_the_full_buffer_and_no_more(worlds, n):
+    ledger = worlds(n).record(one_of_each)
+    assert ledger.results == list(range(n))
+    for rank in range(n):
+        rows = [(r.op, r.bytes) for r in ledger.where(lane="comm", rank=rank)]
+        assert sorted(rows) == sorted(
+            [("all_gather", FULL)] * 2
+            + [(op, FULL) for op in ("all_reduce", "reduce_scatter", "all_to_all", "broadcast",
+                                     "reduce", "scatter", "gather", "send", "recv")]
+        )  # fmt: skip
+
+
+# Bites: without the communication, or with another partner, the tests above fail
+
+
+def silenced(name):
+    """The case with every message taken out: what should have arrived is zeros."""
+    kinds = "all_reduce broadcast reduce scatter gather all_gather_single reduce_scatter_single"
+    kinds = [*kinds.split(), "all_to_all_single"]
+    real = {kind: getattr(dist, kind) for kind in kinds}
+    exchange = collectives.exchange
+    for kind in kinds:  # in place, or already zeros: nothing happens; else the output stays empty
+        quiet = kind in ("all_reduce", "broadcast", "reduce", "gather")
+        setattr(dist, kind, lambda y, *_, quiet=quiet, **__: None if quiet else y.zero_())
+    collectives.exchange = lambda sends, receives, *_: [y.zero_() for y in receives.values()]
+    try:
+        return forth_and_back(name)
+    finally:
+        collectives.exchange = exchange
+        for kind, function in real.items():
+            setattr(dist, kind, function)
+
+
+@every_case
+@pytest.mark.parametrize("n", [2, 4])
+def test_without_its_messages_it_is_wrong(worlds, name, n):
+    forward, backward = launched(name, n)
+    ys, _, grads, _ = expected(name, n)
+    answers = worlds(n).run(silenced, name)
+    assert equal([y for y, _ in answers], ys) == (not forward)
+    assert equal([g for _, g in answers], grads) == (not backward)
+
+
+def transposed_by(forward, backward, n):
+    """True if <A x, w> = <x, B w> where ranks use each x and each result in their own way."""
+    rank = dist.get_rank()
+    x = whole_numbers([2 * n, 2 * n], rank)
+    y = forward(x)
+    w = whole_numbers(y.shape, 100 + rank)
+    both = torch.stack([(y * w).sum(), (x * backward(w)).sum()])
+    dist.all_reduce(both)
+    return bool(both[0] == both[1])
+
+
+PARTNERS = {
+    "all_gather, reduce_scatter": (all_gather, reduce_scatter, True),
+    "all_gather, split": (all_gather, split, False),  # forgets the others' gradients
+    "reduce_scatter, join": (reduce_scatter, join, True),
+    "copy, copy": (copy, copy, True),
+    "copy, all_reduce": (copy, all_reduce, False),  # conjugate only where x is one for all
+    "all_reduce, copy": (all_reduce, copy, False),
+    "all_reduce, all_reduce": (all_reduce, all_reduce, True),
+    "broadcast, reduce": (broadcast, reduce, True),
+    "broadcast, all_reduce": (broadcast, all_reduce, False),
+    "scatter, gather": (scatter, gather, True),
+    "scatter, all_gather": (scatter, all_gather, False),
+    "shift, back": (shift, partial(shift, by=-1), True),
+    "shift, shift": (shift, shift, False),
+    "all_to_all, swapped": (partial(all_to_all, split_dim=0, concat_dim=1),
+                            partial(all_to_all, split_dim=1, concat_dim=0), True),
+}  # fmt: skip
+
+
+def partners(pair):
+    return transposed_by(*PARTNERS[pair][:2], dist.get_world_size())
+
+
+@pytest.mark.parametrize("pair", PARTNERS)
+def test_only_the_right_partner_is_the_transposed_map(worlds, pair):
+    assert worlds(4).run(partners, pair) == [PARTNERS[pair][2]] * 4
+
+
+# A layer: column, then row (as chapter 3 has it)
+
+
+def layer(enter, leave, rank=0, n=1):
+    """z = relu(x W) V with the columns of W and the rows of V spread; also its gradients."""
+    x, W, V = (whole_numbers(shape, 7 + i).requires_grad_()
+               for i, shape in enumerate(([3, 4], [4, 8], [8, 4])))  # fmt: skip
+    W_shard, V_shard = W.chunk(n, 1)[rank], V.chunk(n, 0)[rank]
+    z = leave(torch.relu(enter(x) @ W_shard) @ V_shard)
+    (z * whole_numbers(z.shape, 99)).sum().backward()
+    return z.detach(), x.grad, W.grad.chunk(n, 1)[rank], V.grad.chunk(n, 0)[rank]
+
+
+ENDS = {
+    "both": (copy, all_reduce),
+    "no copy": (lambda x: x, all_reduce),
+    "no sum": (copy, lambda x: x),
+    "summed twice": (all_reduce, all_reduce),
+}
+
+
+def layer_on_ranks(ends):
+    return layer(*ENDS[ends], dist.get_rank(), dist.get_world_size())
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_spread_layer_equals_the_whole_one(worlds, n):
+    z, dx, dW, dV = layer(lambda x: x, lambda x: x)
+    for rank, answer in enumerate(worlds(n).run(layer_on_ranks, "both")):
+        assert equal(answer, [z, dx, dW.chunk(n, 1)[rank], dV.chunk(n, 0)[rank]])
+
+
+@pytest.mark.parametrize(
+    ("ends", "right"),
+    [("no copy", [True, False]), ("no sum", [False, True]), ("summed twice", [False, False])],
+)
+def test_a_spread_layer_without_one_of_its_ends_is_wrong(worlds, ends, right):
+    whole = layer(lambda x: x, lambda x: x)
+    for answer in worlds(2).run(layer_on_ranks, ends):
+        assert [torch.equal(a, b) for a, b in zip(answer[:2], whole)] == right
+
+
+# What is refused, in words
+
+
+SEVEN = torch.ones(7, 4)
+REFUSED = {
+    "split": (lambda: split(SEVEN), "dim 0 has 7 entries: 2 ranks cannot share them equally"),
+    "reduce_scatter": (lambda: reduce_scatter(SEVEN), "dim 0 has 7 entries: 2 ranks cannot share"),
+    "scatter": (lambda: scatter(SEVEN.T, dim=1), "dim 1 has 7 entries: 2 ranks cannot share"),
+    "last dim": (lambda: split(SEVEN.T, -1), "dim 1 has 7 entries: 2 ranks cannot share"),
+    "all_to_all": (lambda: all_to_all(SEVEN), "dim 0 has 7 entries: 2 ranks cannot share"),
+    "no such dim": (lambda: all_gather(SEVEN, 2), "a tensor of shape [7, 4] has no dim 2"),
+    "nor this": (lambda: join(torch.tensor(1.0)), "a tensor of shape [] has no dim 0"),
+    "gather": (lambda: gather(SEVEN, dim=-3), "a tensor of shape [7, 4] has no dim -3"),
+    "uneven": (lambda: all_to_all(SEVEN, sent=[3, 3], received=[3, 3]),
+               "dim 0 has 7 entries: [3, 3] does not share them among 2 ranks"),
+    "negative": (lambda: all_to_all(SEVEN, sent=[8, -1], received=[3, 3]), "[8, -1] does not"),
+    "too many": (lambda: all_to_all(SEVEN, sent=[3, 4, 0], received=[3, 3]), "[3, 4, 0] does not"),
+    "one count": (lambda: all_to_all(SEVEN, sent=[3, 4], received=[7]),
+                  "received=[7] does not name a count for each of 2 ranks"),
+    "half told": (lambda: all_to_all(SEVEN, sent=[3, 4]), "it needs both, or none"),
+}  # fmt: skip
+
+
+def refused(name):
+    REFUSED[name][0]()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_shared_is_refused_in_words(worlds, name):
+    with pytest.raises(RankError) as raised:
+        worlds(2).run(refused, name)
+    assert REFUSED[name][1] in str(raised.value)
+    assert "ranks 0 and 1 raised ValueError" in str(raised.value)  # before anything was sent
