@@ -132,7 +132,7 @@ def test_a_ranks_cell_on_some_ranks(notebook):
 
 def test_a_ranks_cell_that_waits_for_a_rank_outside_it(notebook):
     shown = notebook.cell("%%ranks 0,1\ndist.all_reduce(torch.ones(2))")
-    assert "ranks 0 and 1 wait for ever: rank 2 is not in this call" in shown
+    assert "ranks 0 and 1 wait for ever: ranks 2 and 3 are not in this call" in shown
 
 
 def test_a_ranks_cell_sees_the_notebook_and_functions_see_the_ranks_names(notebook):

@@ -128,15 +128,19 @@ class Call:
         raise RankError(text, causes[0].rank, causes, table) from cause
 
     def _stuck(self, found: dict[int, tuple]):
-        tag, launch, late = found[min(found)]
+        tag, launch, _ = found[min(found)]
         members = self.crew.board.counts(min(found))[tag].members
         table = diagnosis.table(self.crew.board, tag, launch, members)
         waiting = self._waiting(found)
-        ended = sorted(late - self.pending)
-        why = "they wait for each other" if not ended else (
-            f"rank {ended[0]} has come to its end without it" if ended[0] in self.ranks
-            else f"rank {ended[0]} is not in this call"
-        )  # fmt: skip
+        ended = sorted(set().union(*(late for _, _, late in found.values())) - self.pending)
+        absent = [rank for rank in ended if rank not in self.ranks]
+        if not ended:
+            why = "they wait for each other"
+        elif absent:
+            why = f"{list_of(absent)} {'is' if len(absent) == 1 else 'are'} not in this call"
+        else:
+            came = "has come to its end" if len(ended) == 1 else "have come to their end"
+            why = f"{list_of(ended)} {came} without it"
         verb = "waits" if len(found) == 1 else "wait"
         text = f"{list_of(found)} {verb} for ever: {why}.\n\n{table}\n"
         text += "".join(f"\nrank {r} waits in {w}." for r, w in sorted(waiting.items()))
