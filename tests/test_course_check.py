@@ -228,13 +228,13 @@ def test_hints_come_by_degrees(capsys):
 
 def test_numbers_are_compared_one_by_one():
     numbers = Numbers(task="Put numbers.", answers={"a": 1000, "b": lambda: 6})
-    assert numbers.check({"a": None, "b": None}).text.startswith("Not solved yet: no number")
-    assert "Put numbers." in numbers.check({}).text
-    some = numbers.check({"a": 2000, "b": None})
+    assert numbers.check(a=None, b=None).text.startswith("Not solved yet: no number")
+    assert "Put numbers." in numbers.check().text
+    some = numbers.check(a=2000, b=None)
     assert not some.solved
     assert some.text == "Not yet.\n  a: 2,000 is too much\n  b: not answered yet"
-    assert "a: 10 is too little" in numbers.check({"a": 10, "b": 6}).text
-    assert numbers.check({"a": 1000, "b": 6}).text == "Solved.\n  a: right, 1,000\n  b: right, 6"
+    assert "a: 10 is too little" in numbers.check(a=10, b=6).text
+    assert numbers.check(a=1000, b=6).text == "Solved.\n  a: right, 1,000\n  b: right, 6"
 
 
 # --- chapter 0's own
@@ -304,6 +304,13 @@ def test_the_text_shown_is_the_text_of_the_file():
     assert data["text/plain"].startswith("# lib/course/messages.py\ndef rounds(")
     assert "```python\ndef rounds(" in data["text/markdown"]
     assert source(Ledger).where == "lib/ledger.py" and "class Row" in source(Row).text
+
+
+def test_several_things_of_one_file_are_shown_together():
+    shown = source(rounds, sent)
+    assert shown.text == f"{source(rounds).text}\n\n\n{source(sent).text}"
+    with pytest.raises(TypeError, match="one file"):
+        source(rounds, source)
 
 
 @pytest.mark.parametrize("thing", [3, len, "text"])

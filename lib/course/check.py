@@ -115,7 +115,7 @@ class Numbers(Hints):
     answers: dict = field(default_factory=dict)  # name -> number, or a function that gives it
     close: float = 0.01  # how far off, as a share, still counts as right
 
-    def check(self, said: dict) -> Verdict:
+    def check(self, **said) -> Verdict:
         """Compare the reader's numbers, by name, with the computed ones; None is not yet said."""
         open_ = [name for name in self.answers if said.get(name) in (None, ...)]
         if len(open_) == len(self.answers):

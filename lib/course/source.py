@@ -1,4 +1,4 @@
-"""`source(thing)`: the library's own text, as it stands in `lib/`, never retyped."""
+"""`source(...)`: the library's own text, as it stands in `lib/`, never retyped."""
 
 import inspect
 import textwrap
@@ -21,11 +21,20 @@ class Source:
         return {"text/plain": repr(self), "text/markdown": marked}
 
 
-def source(thing) -> Source:
-    """The text of a function, class or module of the library, to be shown in a cell.
+def source(*things) -> Source:
+    """The text of functions, classes or modules of one file of the library, to be shown in a cell.
 
     Raises TypeError for what has no text of its own, or stands outside this repository.
     """
+    found = [_one(thing) for thing in things]
+    if len({where for where, _ in found}) != 1:
+        raise TypeError(
+            "source() shows one or more things of one file: call it once for each file."
+        )
+    return Source(found[0][0], "\n\n\n".join(text for _, text in found))
+
+
+def _one(thing) -> tuple[str, str]:
     try:
         file = Path(inspect.getsourcefile(inspect.unwrap(thing))).resolve()
         text = textwrap.dedent(inspect.getsource(thing)).rstrip()
@@ -36,4 +45,4 @@ def source(thing) -> Source:
     if not file.is_relative_to(_ROOT / "lib"):
         name = getattr(thing, "__name__", repr(thing))
         raise TypeError(f"{name} is not in lib/: you have its text where you wrote it.")
-    return Source(file.relative_to(_ROOT).as_posix(), text)
+    return file.relative_to(_ROOT).as_posix(), text

@@ -52,7 +52,8 @@ def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) ->
             px, py = at(pair)
             marks.append(Mark("box", px - 3, py - 3, 6, 6, fill=shade, about=f"{name}: measured"))
     # 3. what the colours mean
-    keys = [(name, style.piece(place), False) for place, name in enumerate(names)]
+    told = {n: f"{n}: {what}" for n, what in predicted.items() if hasattr(what, "worst")}
+    keys = [(told.get(name, name), style.piece(i), False) for i, name in enumerate(names)]
     end = Mark("text", style.WIDTH - _RIGHT, bottom + 2 * style.LINE, fill=style.INK, text=x[0],
                align="right")  # fmt: skip
     more, height = legend(keys, _LEFT, bottom + 3 * style.LINE - 4)
