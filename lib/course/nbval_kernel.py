@@ -1,14 +1,15 @@
-"""A pytest plugin: nbval's kernels start without PYTEST_CURRENT_TEST.
+"""A pytest plugin: nbval runs cells as a reader does.
 
-Under that variable ipykernel leaves the output of child processes uncaptured, so a cell whose ranks
-print would show one thing to a reader and another to the test.
+Its kernels start without PYTEST_CURRENT_TEST: under that variable ipykernel leaves the output of
+child processes uncaptured, so a cell whose ranks print would show something else. Its cells are
+counted: a message that names `cell In[19]` would else say In[1].
 """
 
 import os
 
 
 def pytest_configure(config) -> None:
-    """Wraps nbval's start of a kernel, where nbval runs at all."""
+    """Wraps how nbval starts a kernel and runs a cell, where nbval runs at all."""
     if not (config.getoption("nbval", False) or config.getoption("nbval_lax", False)):
         return
     import nbval.kernel
@@ -23,4 +24,8 @@ def pytest_configure(config) -> None:
             if current is not None:
                 os.environ["PYTEST_CURRENT_TEST"] = current
 
+    def run_as_a_reader_does(self, source, allow_stdin=None):
+        return self.kc.execute(source, allow_stdin=allow_stdin, stop_on_error=False)
+
     nbval.kernel.start_new_kernel = start_as_a_reader_does
+    nbval.kernel.RunningKernel.execute_cell_input = run_as_a_reader_does
