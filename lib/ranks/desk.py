@@ -27,6 +27,7 @@ class Desk:
         self.rank = 0
         self.board: Board | None = None
         self.events: list[dict] | None = None  # a list while a recording runs
+        self.now = time.monotonic_ns  # a GPU's clock while one is recorded
         self.spans: list[str] = []  # names of the spans this rank is in, innermost last
         self.slow = None  # a slow_motion.Motion while one runs
         self.slipped: int | None = None  # ns that slow motion was late, for the recorder
@@ -63,7 +64,7 @@ def _edge() -> int:
     """Give the time at which a span begins or ends; slow motion first sleeps until it is there."""
     if desk.slow and desk.events is not None:
         return desk.slow.boundary()
-    return time.monotonic_ns()
+    return desk.now()
 
 
 @functools.cache

@@ -30,7 +30,7 @@ class ObservedWork(dist.Work):
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
         desk.waiting(self.tag, self.number)
-        began = time.monotonic_ns()
+        began = desk.now()
         try:
             done = self.inner.wait(timeout) if timeout else self.inner.wait()
         except RuntimeError as error:
@@ -39,7 +39,7 @@ class ObservedWork(dist.Work):
         finally:
             desk.running()
         if self.event is not None and desk.events is not None:
-            now = time.monotonic_ns()
+            now = desk.now()
             self.event["end"] = self.event["end"] or now
             desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
         if desk.slow:
@@ -176,7 +176,7 @@ class ObservedGroup(dist.ProcessGroup):
         event = None
         if desk.events is not None:
             event = {
-                "lane": "comm", "op": op, "start": time.monotonic_ns(), "end": 0,
+                "lane": "comm", "op": op, "start": desk.now(), "end": 0,
                 "group": self.label, "members": members, "number": number,
                 "bytes": nbytes, "peer": peer,
             }  # fmt: skip
@@ -191,7 +191,7 @@ class ObservedGroup(dist.ProcessGroup):
 
 
 def _finished(event, future):
-    event["end"] = time.monotonic_ns()
+    event["end"] = desk.now()  # on a GPU this runs in a stream that has waited for the operation
 
 
 def _override(method: str, op: str) -> None:

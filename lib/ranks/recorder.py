@@ -4,6 +4,7 @@ import math
 import time
 
 from lib.ranks.desk import desk
+from lib.ranks.gpu_clock import clock_of_this_rank
 
 # The columns that every event has, with what they hold where an event says nothing.
 EMPTY = {
@@ -15,17 +16,20 @@ EMPTY = {
 def recorded(step, *args, **kwargs):
     """Run `step` and give back (its result, the events of this rank as plain dicts, in ns)."""
     events = desk.events = []
-    began = time.monotonic_ns()
+    gpu = clock_of_this_rank()
+    desk.now = gpu.now if gpu else time.monotonic_ns
+    whole = {"lane": "compute", "op": "compute", "start": desk.now(), "end": 0}
     try:
         result = step(*args, **kwargs)
+        whole["end"] = desk.now()
     finally:
-        desk.events = None
-    ended = time.monotonic_ns()
+        desk.events, desk.now = None, time.monotonic_ns
+    if gpu:
+        gpu.settle([whole, *events])
     for event in events:  # launched and never waited for, or not finished yet
         event["end"] = event["end"] or max(event["start"], time.monotonic_ns())
     busy = [e for e in events if e["lane"] in ("compute", "wait")]
     rest = [e for e in events if e["lane"] not in ("compute", "wait")]
-    whole = {"lane": "compute", "op": "compute", "start": began, "end": ended}
     rows = rest + exclusive([whole, *into_spans(busy)])
     rows = [EMPTY | event | {"note": note(event)} for event in rows]
     columns = {name: [row[name] for row in rows] for name in EMPTY}
