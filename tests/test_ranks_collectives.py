@@ -49,7 +49,7 @@ def uneven_dims(x, group):
 
 @dataclass(frozen=True)
 class Case:
-    """A collective, what it means, and the shape that rank r of n brings (-2: 2 a rank)."""
+    """A collective, what it means, and the shape that a rank brings."""
 
     run: Callable  # (x, group)
     means: Callable  # (xs)
@@ -61,6 +61,7 @@ class Case:
 
 
 def _shape(*sizes):
+    """The same shape on every rank; "2n" is two entries for each of n ranks."""
     return lambda n, rank: [2 * n if size == "2n" else size for size in sizes]
 
 
@@ -83,6 +84,20 @@ CASES = {
         lambda x, g: reduce(x, dist.get_world_size(g) - 1, g),
         lambda xs: reference.reduce(xs, len(xs) - 1), _shape(3),
         forward=("reduce",), backward=("broadcast",)),
+    "scatter, last root": Case(
+        lambda x, g: scatter(x, dist.get_world_size(g) - 1, 0, g),
+        lambda xs: reference.scatter(xs, len(xs) - 1),
+        _shape("2n", 3),
+        forward=("scatter",),
+        backward=("gather",),
+    ),
+    "gather, last root": Case(
+        lambda x, g: gather(x, dist.get_world_size(g) - 1, 0, g),
+        lambda xs: reference.gather(xs, len(xs) - 1),
+        _shape(4, 3),
+        forward=("gather",),
+        backward=("scatter",),
+    ),
     "uneven rows": Case(uneven_rows, lambda xs: reference.all_to_all_uneven(xs, counts(len(xs))),
                         lambda n, rank: [sum(counts(n)[rank]), 2], forward=SWAP, backward=SWAP),
     "uneven dims": Case(

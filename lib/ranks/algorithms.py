@@ -34,7 +34,8 @@ def exchange(sends: dict, receives: dict, group=None, note: str = "") -> None:
     before = len(desk.events or ())
     launched = dist.batch_isend_irecv(batch)
     for event in (desk.events or ())[before:]:
-        event["note"] = note
+        if event["lane"] == "comm":
+            event["note"] = note
     for message in launched:
         message.wait()
 

@@ -146,19 +146,14 @@ def mesh(**axes: int) -> Mesh:
     return Mesh(**axes)
 
 
-_groups: dict[tuple, dist.ProcessGroup] = {}  # of the present world
+_groups: dict[tuple, dist.ProcessGroup] = {}
 
 
 def _group(name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """Give the group of that name over these ranks; its name is what the ledger calls it."""
-    world = dist.group.WORLD
-    if _groups.get("world") is not world:  # a failure has closed all groups of the old one
-        _groups.clear()
-        _groups["world"] = world
     group = _groups.get((name, ranks))
-    if group is None or getattr(group, "closed", ""):
+    if group is None or getattr(group, "closed", ""):  # a failure closes every group
         # Only the members come: on a mesh every rank makes the groups of its own lines.
-        _groups[name, ranks] = dist.new_group(
-            list(ranks), use_local_synchronization=True, group_desc=name
-        )
-    return _groups[name, ranks]
+        group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
+        _groups[name, ranks] = group
+    return group
