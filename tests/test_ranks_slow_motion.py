@@ -43,7 +43,7 @@ def build(kind, batches):
     batch = batches[dist.get_rank()]
     kept()["inputs"] = torch.randn(batch, WIDTHS[0]), torch.randn(batch, WIDTHS[-1])
     kept()["model"], kept()["launched"] = model, []
-    kept()["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept()["optimizer"] = torch.optim.SGD(model.parameters(), lr=1e-6)
     if kind == "torch":  # a bucket for each layer, its gradients are views into it
         kept()["model"] = DistributedDataParallel(
             model, bucket_cap_mb=0.001, gradient_as_bucket_view=True
@@ -77,7 +77,7 @@ def step(kind):
 
 
 def recorded(world, kind, batches=None):
-    """Build, warm up, and record a step in slow motion: the one of five that slipped least."""
+    """Build, warm up, and record a step in slow motion."""
     batches = batches or [BATCH] * world.size
     world.run(build, kind, batches)
     if kind == "hooks":
@@ -85,10 +85,15 @@ def recorded(world, kind, batches=None):
     with slowly(world, SPEEDS):
         for _ in range(2):  # DDP puts its buckets in order after the first
             world.run(step, kind)
-        ledgers = [world.record(step, kind)]
-        while len(ledgers) < 5 and worst(ledgers[-1]) > 0.02 * ledgers[-1].makespan:
-            ledgers.append(world.record(step, kind))  # the machine was busy with something else
-        return min(ledgers, key=worst)
+        return steady(world, step, kind)
+
+
+def steady(world, step, *args):
+    """Record up to six times, as the machine may be busy; give the one that slipped least."""
+    ledgers = [world.record(step, *args)]
+    while len(ledgers) < 6 and worst(ledgers[-1]) > 0.01 * ledgers[-1].makespan:
+        ledgers.append(world.record(step, *args))
+    return min(ledgers, key=worst)
 
 
 def worst(ledger):
@@ -112,9 +117,10 @@ def close(measured, predicted, share=0.05):
 def agree(ledger, paper):
     """Check a recorded step against the predicted: its end, each rank's waiting, each bucket."""
     assert close(ledger.makespan, paper.makespan)
-    for rank in ledger.ranks:
-        exposed = waiting(paper, rank)
-        assert abs(waiting(ledger, rank) - exposed) <= max(0.05 * exposed, 0.01 * paper.makespan)
+    pairs = [(waiting(ledger, rank), waiting(paper, rank)) for rank in ledger.ranks]
+    assert close(sum(mine for mine, _ in pairs), sum(theirs for _, theirs in pairs))
+    for mine, theirs in pairs:  # one rank alone may have been late, as it says
+        assert abs(mine - theirs) <= max(0.05 * theirs, 0.01 * paper.makespan) + worst(ledger)
     for row in paper.where(lane="comm"):
         (twin,) = ledger.where(lane="comm", rank=row.rank, number=first(ledger) + row.number)
         assert twin.bytes == row.bytes
@@ -181,7 +187,7 @@ def stages(microbatches):
 def test_two_stages_of_a_pipeline(worlds):
     with slowly(worlds(2), SPEEDS) as world:
         world.run(stages, 1)
-        ledger = world.record(stages, 4)
+        ledger = steady(world, stages, 4)
     product = SPEEDS.compute(2 * 256**3, 3 * 4 * 256**2)
     message = SPEEDS.moving("send", 2, 4 * 256**2)
     fill = SPEEDS.compute(0, 2 * 4 * 256**2)
@@ -190,7 +196,8 @@ def test_two_stages_of_a_pipeline(worlds):
     spans = ledger.where(op="F")
     assert [row.microbatch for row in spans.where(rank=1)] == [0, 1, 2, 3]
     for row in spans:
-        assert close(row.seconds, (2 + 2 * row.rank) * product)
+        paper = (2 + 2 * row.rank) * product
+        assert abs(row.seconds - paper) <= 0.03 * paper + worst(ledger)
         assert row.bytes == (2 + 2 * row.rank) * 3 * 4 * 256**2
         assert f"{(2 + 2 * row.rank) * 2 * 256**3 / 1e6:.3g} MFLOP" in row.note
     assert close(waiting(ledger, 1), 2 * product + 4 * message)
@@ -211,7 +218,7 @@ def test_being_late_is_caught_up_and_told(worlds):
         world.run(late, 0)
         ledger = world.record(late, 0.03)
         assert close(ledger.makespan, 40e-5, 0.03)
-        assert all(0.02e-3 < slipped < 0.045e-3 for slipped in ledger.meta["slipped"])
+        assert all(0.02e-3 < slipped < 0.05e-3 for slipped in ledger.meta["slipped"])
         ledger = world.record(late, 0.3)  # too late to catch up: it stays late, and says so
         assert close(ledger.makespan, 69e-5, 0.05)
         assert all(0.28e-3 < slipped < 0.35e-3 for slipped in ledger.meta["slipped"])
@@ -221,7 +228,9 @@ def test_being_late_is_caught_up_and_told(worlds):
 def test_real_work_that_is_too_slow_is_told(worlds):
     with slowly(worlds(2), SlowMotion("H100", factor=1)) as world:
         ledger = world.record(late, 0)
-    assert min(ledger.meta["slipped"]) > 0.5 * ledger.makespan
+    for rank, slipped in enumerate(ledger.meta["slipped"]):
+        rows = ledger.where(rank=rank)
+        assert slipped > 0.8 * (max(r.end for r in rows) - min(r.start for r in rows))
 
 
 def test_the_object_prints_travels_and_refuses():

@@ -178,11 +178,13 @@ class Lanes:
         start = self._say_ready(item, lane)
         for other in item.others:
             clock = self.board.clock(other, item.tag, item.number)
-            if clock is None and not self._overwritten(other, item):
+            if clock is None and self._launched(other, item):
+                clock = self.board.clock(other, item.tag, item.number)  # came between two looks?
+                if clock is None:
+                    continue  # no: it was so long ago that the board has forgotten
+            if clock is None or not clock[1]:
                 return False
-            if clock is not None and not clock[1]:
-                return False
-            start = max(start, clock[1] if clock else 0)
+            start = max(start, clock[1])
         item.end = lane.free = start + item.needs
         return True
 
@@ -193,7 +195,6 @@ class Lanes:
                 self.board.ready(self.rank, item.tag, item.number, item.ready)
         return item.ready
 
-    def _overwritten(self, other: int, item: Stretched) -> bool:
-        """True if `other` launched it so long ago that the board has forgotten."""
+    def _launched(self, other: int, item: Stretched) -> bool:
         count = self.board.counts(other).get(item.tag)
         return count is not None and count.launches > item.number

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -102,7 +103,16 @@ def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 def foreign(kind: type) -> bool:
     """True for tensor classes that take operations apart themselves, such as DTensor."""
-    known = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    known = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
     return (
         kind not in known and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
     )
+
+
+def imagined(types, out) -> bool:
+    """True for an operation without numbers: DTensor asks so which shape a result would have."""
+    if any(kind is FakeTensor for kind in types):
+        return True
+    while isinstance(out, list | tuple) and out:
+        out = out[0]
+    return isinstance(out, torch.Tensor) and (out.is_meta or isinstance(out, FakeTensor))
