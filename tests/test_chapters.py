@@ -67,7 +67,7 @@ def test_an_unsolved_exercise_says_what_to_do(path):
     for place, _, _ in exercises(notebook):
         text = shown(notebook.cells[place])
         assert text.startswith(("Not solved yet", "Not yet")), text
-        assert "hint()" in text or "at par" in text, text
+        assert "hint()" in text, text
 
 
 @every_chapter

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lib.course import exercises_ranks as chapter_0
-from lib.course.check import Exercise, Hints, Numbers, Par
+from lib.course.check import Exercise, Hints, Numbers, Par, Verdict
 from lib.course.compare import difference
 from lib.course.guess import guess
 from lib.course.messages import rounds, sent
@@ -213,6 +213,12 @@ def pass_x_on(x):
         work.wait()
 
 
+def test_long_lines_are_folded_for_small_screens():
+    text = repr(Verdict(False, "Not yet.\n  " + "word " * 40))
+    assert max(map(len, text.splitlines())) <= 88
+    assert all(line.startswith("  word") for line in text.splitlines()[1:])
+
+
 def test_hints_come_by_degrees(capsys):
     hints = Hints("add", ("first", "second"))
     for _ in range(3):
@@ -232,7 +238,7 @@ def test_numbers_are_compared_one_by_one():
     assert "Put numbers." in numbers.check().text
     some = numbers.check(a=2000, b=None)
     assert not some.solved
-    assert some.text == "Not yet.\n  a: 2,000 is too much\n  b: not answered yet"
+    assert some.text == "Not yet. Your numbers:\n  a: 2,000 is too much\n  b: not answered yet"
     assert "a: 10 is too little" in numbers.check(a=10, b=6).text
     assert numbers.check(a=1000, b=6).text == "Solved.\n  a: right, 1,000\n  b: right, 6"
 

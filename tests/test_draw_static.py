@@ -89,6 +89,7 @@ def test_another_run_lies_over_it_on_the_same_scale():
     assert outline.x == pytest.approx(solid.x)  # both from their first start
     assert outline.w == pytest.approx(6 * solid.w)
     assert picture.summary.endswith("dashed: predicted")
+    assert box(picture, "predicted").dash and box(picture, "waiting for the last rank").hatch
 
 
 def test_the_words_of_a_timeline_hold_no_times():

@@ -1,5 +1,6 @@
 """Exercises: the reader's code is run on ranks and told which rank first differs, and where."""
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Verdict:
     text: str
 
     def __repr__(self) -> str:
-        return self.text
+        return "\n".join(_wrapped(line) for line in self.text.splitlines())
 
 
 class Par(NamedTuple):
@@ -44,8 +45,14 @@ class Hints:
         print(f"Hint {self.told} of {len(self.hints)}: {self.hints[self.told - 1]}")
 
     def _open(self, why: str, task: str) -> Verdict:
-        hint = f" For a hint: {self.name}.hint()" if self.hints and self.name else ""
-        return Verdict(False, f"Not solved yet: {why}. {task}\nThen run this cell again.{hint}")
+        said = f"Not solved yet: {why}. {task}\nThen run this cell again. {self._offer()}"
+        return Verdict(False, said.rstrip())
+
+    def _not_yet(self, what: str) -> Verdict:
+        return Verdict(False, f"Not yet. {what}\n{self._offer()}".rstrip())
+
+    def _offer(self) -> str:
+        return f"For a hint: {self.name}.hint()" if self.hints and self.name else ""
 
 
 @dataclass
@@ -103,9 +110,6 @@ class Exercise(Hints):
             return self._not_yet(f"The sums are right, the traffic is not.\n{score}")
         return Verdict(True, f"Solved. {tried}\n{score}")
 
-    def _not_yet(self, what: str) -> Verdict:
-        return Verdict(False, f"Not yet. {what}")
-
 
 @dataclass
 class Numbers(Hints):
@@ -130,10 +134,10 @@ class Numbers(Hints):
             else:
                 far = "too much" if said[name] > answer else "too little"
                 lines.append((False, f"  {name}: {said[name]:,} is {far}"))
-        solved = all(right for right, _ in lines)
-        return Verdict(
-            solved, "\n".join(["Solved." if solved else "Not yet.", *(t for _, t in lines)])
-        )
+        told = "\n".join(text for _, text in lines)
+        if all(right for right, _ in lines):
+            return Verdict(True, f"Solved.\n{told}")
+        return self._not_yet(f"Your numbers:\n{told}")
 
 
 def _on_rank(function, given):
@@ -172,6 +176,11 @@ def _first_message(mine, model) -> str:
         if len(pair[0]) != len(pair[1]):
             return f"\nRank {rank} sends {len(pair[0])} messages; at par it sends {len(pair[1])}."
     return ""
+
+
+def _wrapped(line: str) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(line, 88, subsequent_indent=indent) if len(line) > 88 else line
 
 
 def _is(ranks) -> str:

@@ -103,7 +103,7 @@ class _BusBandwidth(Hints):
         }
         why = next((w for value, w in slips.items() if abs(said - value) <= 0.01 * value), "")
         got = f"{amount(said, 'B/s')}, and it is {amount(right, 'B/s')}"
-        return Verdict(False, f"Not yet. On the example you say {got}{': ' + why if why else ''}.")
+        return self._not_yet(f"On the example you say {got}{': ' + why if why else ''}.")
 
     def example(self) -> Ledger:
         """One all-reduce of 8 MB on 4 ranks: rank 3 launches 5 ms late, moving takes 2 ms."""

@@ -52,7 +52,7 @@ def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) ->
             px, py = at(pair)
             marks.append(Mark("box", px - 3, py - 3, 6, 6, fill=shade, about=f"{name}: measured"))
     # 3. what the colours mean
-    told = {n: f"{n}: {what}" for n, what in predicted.items() if hasattr(what, "worst")}
+    told = {n: f"{n}: {_words(f)}" for n, f in predicted.items() if hasattr(f, "worst")}
     keys = [(told.get(name, name), style.piece(i), False) for i, name in enumerate(names)]
     end = Mark("text", style.WIDTH - _RIGHT, bottom + 2 * style.LINE, fill=style.INK, text=x[0],
                align="right")  # fmt: skip
@@ -95,6 +95,11 @@ def _line(name: str, what, points) -> list[tuple[float, float]]:
     low, high = min(a for a, _ in points[name]), max(a for a, _ in points[name])
     steps = [low * (high / low) ** (i / 48) for i in range(49)]
     return [(step, what.seconds(step)) for step in steps]
+
+
+def _words(fit) -> str:
+    rate = f" + bytes at {style.amount(1 / fit.beta, 'B/s')}" if fit.beta else ""
+    return f"{style.amount(fit.alpha, 's')}{rate}, off by at most {fit.worst:.0%}"
 
 
 def _story(points, lines, predicted, x, y) -> str:

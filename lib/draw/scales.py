@@ -36,15 +36,16 @@ def decades(low: float, high: float) -> list[float]:
 def legend(keys: list[tuple[str, Shade | None, bool]], left: float, y: float):
     """Swatches with names, as many to a line as fit; gives (marks, y below them).
 
-    A key is (name, colour, hatched).
+    A key is (name, colour, hatched); without a colour and unhatched it is a dashed outline.
     """
     marks, x = [], left
     for name, shade, hatch in keys:
         width = 22 + len(name) * style.LETTER + 12
         if x > left and x + width > style.WIDTH:
             x, y = left, y + style.LINE + 4
-        edge = None if shade else style.FAINT
-        marks.append(Mark("box", x, y, 16, 12, fill=shade, edge=edge, hatch=hatch, about=name))
+        edge = None if shade else style.FAINT if hatch else style.INK
+        marks.append(Mark("box", x, y, 16, 12, fill=shade, edge=edge, hatch=hatch,
+                          dash=not (shade or hatch), about=name))  # fmt: skip
         marks.append(Mark("text", x + 22, y + 6, fill=style.INK, text=name))
         x += width
     return marks, y + (style.LINE + 8 if keys else 0)

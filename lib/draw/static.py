@@ -38,6 +38,8 @@ def timeline(ledger: Ledger, over: Ledger | None = None) -> Picture:
     keys = [(name, style.colour(name), False) for name in names]
     if (ledger.column("waiting") * pixels > 0.5).any():
         keys.append(("waiting for the last rank", None, True))
+    if over:
+        keys.append((over.source, None, False))
     more, height = legend(keys, _LEFT, bottom + 2 * style.LINE + 10)
     return Picture(marks + more, height, _story(ledger, over))
 
