@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 IDLE, RUNNING, WAITING = 0, 1, 2
 SLOTS, SLOT = 1024, 416  # launches remembered for each rank, bytes of one
-GROUPS, GROUP = 256, 64  # groups and pairs counted for each rank, bytes of one
+GROUPS, GROUP = 1024, 64  # groups and pairs counted for each rank, bytes of one
 HEADER = 64
 RANK = HEADER + GROUPS * GROUP + SLOTS * SLOT
 TEXT = SLOT - 32 - 128  # room for what is launched; the other 128 bytes hold the line
@@ -90,11 +90,28 @@ class Board:
             return
         index = sum(1 for owner, _ in self._places if owner == rank)
         if index == GROUPS:
-            raise RuntimeError(f"rank {rank} uses more than {GROUPS} groups and pairs at once")
+            raise RuntimeError(
+                f"rank {rank} uses more than {GROUPS} groups and pairs of ranks at once: end those "
+                "you no longer need with dist.destroy_process_group(group)"
+            )
         at = rank * RANK + HEADER + index * GROUP
         bits = sum(1 << member for member in members)
         _GROUP.pack_into(self.memory, at, tag, launches, bits, name.encode()[:40])
         self._places[rank, tag] = at
+
+    def free(self, rank, tag) -> None:
+        """Forget a group that `rank` has left; the last one takes its place, so none is missed."""
+        at = self._places.pop((rank, tag), None)
+        if at is None:
+            return
+        mine = {where: key for key, where in self._places.items() if key[0] == rank}
+        last = max(mine, default=at)
+        if last > at:
+            self.memory[at : at + GROUP] = self.memory[last : last + GROUP]
+            self._places[mine[last]] = at
+        else:
+            last = at
+        self.memory[last : last + GROUP] = bytes(GROUP)
 
     def state(self, rank, state: int, tag: int = 0, number: int = 0) -> None:
         """Write whether `rank` is idle, runs, or waits for (tag, number)."""

@@ -7,6 +7,8 @@ def flat(item) -> list[torch.Tensor]:
     """Give the tensors of nested lists, in order."""
     if isinstance(item, torch.Tensor):
         return [item]
+    if not isinstance(item, list | tuple):
+        return []
     return [tensor for part in item for tensor in flat(part)]
 
 
@@ -32,3 +34,18 @@ def splits(group, outputs, inputs, args) -> str:
     else:
         into, out = ([t.numel() for t in tensors] for tensors in (inputs, outputs))
     return f"{str(inputs[0].dtype)[6:]} splits {','.join(map(str, into))}>{','.join(map(str, out))}"
+
+
+def fits(mine: str, theirs: str, here: int, there: int) -> bool:
+    """True if two all_to_all fit: what I send to them is what they expect, and the other way round.
+
+    `here` and `there` are the places of the two ranks in the group.
+    """
+    (what, my_splits), (their_what, their_splits) = (t.split(" splits ") for t in (mine, theirs))
+    my_in, my_out, their_in, their_out = (
+        part.split(",") for text in (my_splits, their_splits) for part in text.split(">")
+    )
+    if len(their_out) <= here or len(their_in) <= here:  # cut short on the board: gloo will judge
+        return True
+    same = my_in[there] == their_out[here] and my_out[there] == their_in[here]
+    return what == their_what and same

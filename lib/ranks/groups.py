@@ -87,6 +87,7 @@ def _create(options, _):
             owner._register_backend(torch.device(device), kind, backend)
     for owner in (inner, group):
         owner._set_default_backend(kinds[max(kinds)][0])
+    group.staged = "cuda" in kinds and kinds["cuda"] is kinds["cpu"]
     if desk.board:
         close_doors()
         desk.running()

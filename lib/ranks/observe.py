@@ -15,8 +15,9 @@ import time
 import torch.distributed as dist
 
 from lib.ranks.board import tag_of
-from lib.ranks.describe import bytes_of, flat, say, splits
+from lib.ranks.describe import bytes_of, fits, flat, say, splits
 from lib.ranks.desk import Mismatch, desk, user_line
+from lib.ranks.staging import Staged, elsewhere
 
 
 class ObservedWork(dist.Work):
@@ -25,7 +26,7 @@ class ObservedWork(dist.Work):
     def __init__(self, inner, tag: int, number: int, event):
         super().__init__()
         self.inner, self.tag, self.number, self.event = inner, tag, number, event
-        self.then = None  # called once, when the wait is over
+        self.then = []  # called once, when the wait is over
 
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
@@ -44,9 +45,8 @@ class ObservedWork(dist.Work):
             desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
         if desk.slow:
             desk.slow.waited()
-        if self.then:
-            self.then, then = None, self.then
-            then(self.inner)
+        while self.then:
+            self.then.pop(0)(self.inner)
         return done
 
 
@@ -70,6 +70,7 @@ class ObservedGroup(dist.ProcessGroup):
         self.launches = 0
         self.messages: dict[int, int] = {}
         self.closed = ""
+        self.staged = False  # gloo carries GPU tensors
 
     def _set_group_desc(self, text: str) -> None:
         known = {"default_pg": "world", "undefined": "ranks " + ",".join(map(str, self.members))}
@@ -79,6 +80,9 @@ class ObservedGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group; what still holds it is told so at its next call."""
         self.closed = self.closed or "it was destroyed"
+        if desk.board:
+            for tag in (self.tag, *self.messages):
+                desk.board.free(desk.rank, tag)
         self.inner.shutdown()
 
     def barrier(self, *args, **kwargs):
@@ -88,12 +92,12 @@ class ObservedGroup(dist.ProcessGroup):
 
     def send(self, tensors, peer: int, tag: int = 0):
         """Send to one member."""
-        call = functools.partial(self.inner.send, tensors, peer, tag)
+        call = self._call("send", (tensors, peer, tag), ())
         return self._message("send", tensors, peer, call, tag)
 
     def recv(self, tensors, peer: int, tag: int = 0):
         """Receive from one member."""
-        call = functools.partial(self.inner.recv, tensors, peer, tag)
+        call = self._call("recv", (tensors, peer, tag), tensors)
         return self._message("recv", tensors, peer, call, tag)
 
     def recv_anysource(self, tensors, tag: int = 0):
@@ -101,9 +105,9 @@ class ObservedGroup(dist.ProcessGroup):
         key = tag_of("any", self.tag, desk.rank)
         number = self.messages[key] = self.messages.get(key, -1) + 1
         self._note(key, number, f"message {say(tensors)}", self.members, f"any {self.label}")
-        call = functools.partial(self.inner.recv_anysource, tensors, tag)
+        call = self._call("recv_anysource", (tensors, tag), tensors)
         work = self._go("recv", bytes_of(tensors), call, key, number, self.members)
-        work.then = functools.partial(self._received, tag)
+        work.then.append(functools.partial(self._received, tag))
         return work
 
     def _received(self, tag, work) -> None:
@@ -162,15 +166,8 @@ class ObservedGroup(dist.ProcessGroup):
         theirs = desk.board.entry(other, self.tag, number)
         if theirs is None or " splits " not in text or " splits " not in theirs.text:
             return theirs is not None
-        # all_to_all: what I send to them is what they expect of me, and the other way round
-        (a, mine), (b, yours) = (t.split(" splits ") for t in (text, theirs.text))
-        my_in, my_out, your_in, your_out = (
-            part.split(",") for s in (mine, yours) for part in s.split(">")
-        )
-        i, j = self.members.index(desk.rank), self.members.index(other)
-        if len(your_out) <= i or len(your_in) <= i:  # cut short on the board: gloo will judge
-            return False
-        return a != b or my_in[j] != your_out[i] or my_out[j] != your_in[i]
+        places = self.members.index(desk.rank), self.members.index(other)
+        return not fits(text, theirs.text, *places)
 
     def _go(self, op, nbytes, call, tag, number, members, peer=-1):
         event = None
@@ -187,7 +184,18 @@ class ObservedGroup(dist.ProcessGroup):
         elif event is not None:
             with contextlib.suppress(RuntimeError):  # messages and some collectives have no future:
                 work.get_future().then(functools.partial(_finished, event))  # they end at the wait
-        return ObservedWork(work, tag, number, event)
+        observed = ObservedWork(work, tag, number, event)
+        if isinstance(call, Staged):
+            observed.then.append(call.finish)
+        return observed
+
+    def _call(self, method, args, results, **kwargs):
+        """Make ready a call of the inner group; by way of the CPU where gloo needs that."""
+        call = getattr(self.inner, method)
+        direct = method in ("allreduce", "broadcast")  # these gloo does for GPU tensors itself
+        if self.staged and not direct and any(elsewhere(t) for t in flat(args[:2])):
+            return Staged(call, args, flat(results))
+        return functools.partial(call, *args, **kwargs)
 
 
 def _finished(event, future):
@@ -203,8 +211,10 @@ def _override(method: str, op: str) -> None:
         full = outputs if op in ("all_gather", "gather") else inputs
         if not full:  # a gather seen from a rank that is not its root: as much as the root gathers
             full = (inputs or outputs) * self.size()
-        options = args[-1]
-        root = self.members[options.rootRank] if op in _ROOTED else -1
+        options = args[-1] if args[1:] else None
+        root = -1
+        if op in _ROOTED:
+            root = self.members[getattr(options, "rootRank", kwargs.get("root", 0))]
         if op == "all_to_all":
             text = f"{op} {splits(self, outputs, inputs, args)}"
         elif op in _ROOTED:
@@ -212,8 +222,9 @@ def _override(method: str, op: str) -> None:
         else:
             text = f"{op} {say(full, shapes=op == 'all_reduce')}"
         if op in ("all_reduce", "reduce", "reduce_scatter"):
-            text += " " + options.reduceOp.op.name
-        call = functools.partial(getattr(self.inner, method), *args, **kwargs)
+            how = getattr(options, "reduceOp", kwargs.get("op", dist.ReduceOp.SUM))
+            text += " " + getattr(how, "op", how).name
+        call = self._call(method, args, outputs, **kwargs)
         return self._collective(op, text, bytes_of(full), call, root)
 
     setattr(ObservedGroup, method, observed)
