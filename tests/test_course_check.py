@@ -130,6 +130,14 @@ def wrong_on_rank_2(x):
     return x
 
 
+def sends_the_wrong_way(x):
+    rank, y = dist.get_rank(), torch.empty_like(x)
+    ops = [dist.P2POp(dist.isend, x, (rank + 1) % 4), dist.P2POp(dist.irecv, y, (rank - 1) % 4)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return x + y
+
+
 def nothing_done(x):
     return x
 
@@ -165,8 +173,13 @@ def test_a_wrong_attempt_hears_which_rank_and_which_entry(world):
     assert verdict.text == (
         "Not yet. With 8 numbers a rank, rank 2 differs first:\n"
         "  what it returned is 613 at [3], not 612 (1 of 8 entries differ). "
-        "Ranks 0, 1 and 3 are right."
+        "Ranks 0, 1 and 3 are right.\n"
+        "Rank 2 launched all_reduce (32 bytes)."
     )
+    text = exercise().check(sends_the_wrong_way, world).text
+    assert "Rank 0 launched send to rank 1 (32 bytes), recv from rank 3 (32 bytes)." in text
+    text = exercise().check(nothing_done, world).text
+    assert text.endswith("Rank 0 launched no collective and no message.")
     assert "rank 0 differs first" in exercise().check(nothing_done, world).text
     assert "Ranks 1, 2 and 3 differ too." in exercise().check(nothing_done, world).text
 

@@ -84,7 +84,7 @@ class Exercise(Hints):
                 return self._not_yet(f"With {size:,} numbers a rank, it failed:\n\n{error}\n")
             if all(answer is None or answer is ... for answer in ledger.results):
                 return self._open(f"`{name}` returns nothing", self.task)
-            wrong = _wrong(ledger.results, wanted, size)
+            wrong = _wrong(ledger, wanted, size)
             if wrong:
                 return self._not_yet(wrong)
         return self._scored(ledger, world, given)
@@ -146,8 +146,9 @@ def _on_rank(function, given):
     return function(*given[dist.get_rank()])
 
 
-def _wrong(answers: list, wanted: list, size: int) -> str:
-    """Say which rank first differs, and which others do."""
+def _wrong(ledger, wanted: list, size: int) -> str:
+    """Say which rank first differs, and in what; which others do; what that rank launched."""
+    answers = ledger.results
     found = {r: said for r in range(len(wanted)) if (said := difference(answers[r], wanted[r]))}
     if not found:
         return ""
@@ -156,7 +157,18 @@ def _wrong(answers: list, wanted: list, size: int) -> str:
     if others:
         text += f"\n{list_of(others).capitalize()} differ{'s' * (len(others) == 1)} too."
     right = [r for r in range(len(wanted)) if r not in found]
-    return text + (f" {list_of(right).capitalize()} {_is(right)} right." if right else "")
+    text += f" {list_of(right).capitalize()} {_is(right)} right." if right else ""
+    return f"{text}\nRank {first} launched {_launched(ledger, first)}."
+
+
+def _launched(ledger, rank: int) -> str:
+    """List what a rank launched, in order: the reader finds the one that is missing or odd."""
+    words = []
+    for row in sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start):
+        end = {"send": f" to rank {row.peer}", "recv": f" from rank {row.peer}"}.get(row.op, "")
+        words.append(f"{row.op}{end} ({row.bytes:,} bytes)")
+    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return ", ".join(words[:8]) + more if words else "no collective and no message"
 
 
 def _first_message(mine, model) -> str:
