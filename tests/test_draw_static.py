@@ -101,12 +101,11 @@ def test_the_words_of_a_timeline_hold_no_times():
     assert "ranks 0, 1: forward, all_reduce × 1: 8 bytes" in repr(timeline(ledger))
 
 
-def test_everything_drawn_is_inside_the_picture():
-    picture = timeline(two_ranks(), over=two_ranks())
+def test_everything_drawn_is_inside_the_picture(picture):
     for mark in picture.marks:
         ends = mark.points or [(mark.x, mark.y), (mark.x + mark.w, mark.y + mark.h)]
         for x, y in ends:
-            assert -0.1 <= x <= style.WIDTH + 0.1 and -0.1 <= y <= picture.height + 0.1, mark
+            assert -0.1 <= x <= picture.width + 0.1 and -0.1 <= y <= picture.height + 0.1, mark
 
 
 # --- who sent to whom
@@ -238,7 +237,7 @@ def test_a_notebook_gets_a_small_png_and_words(picture):
     data, metadata = picture._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG") and len(data["image/png"]) < 60_000
     assert data["text/plain"] == repr(picture) == picture.summary
-    assert metadata["image/png"]["width"] == style.WIDTH
+    assert metadata["image/png"]["width"] == picture.width <= style.WIDTH
     assert picture.png() == data["image/png"] != picture.png(dark=True)
 
 

@@ -37,15 +37,16 @@ class Picture:
     `save("x.svg")` follows the reader's light or dark; `save("x.png")` is on light paper.
     """
 
-    def __init__(self, marks: list[Mark], height: float, summary: str):
-        self.marks, self.height, self.summary = marks, round(height), summary
+    def __init__(self, marks: list[Mark], height: float, summary: str, width: float = style.WIDTH):
+        self.marks, self.summary = marks, summary
+        self.width, self.height = round(width), round(height)
 
     def __repr__(self) -> str:
         return self.summary
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         data = {"text/plain": self.summary, "image/png": self.png()}
-        return data, {"image/png": {"width": style.WIDTH}}
+        return data, {"image/png": {"width": self.width}}
 
     def save(self, path) -> None:
         """Write the picture to a file, by its ending: .svg or .png."""
@@ -71,9 +72,9 @@ class Picture:
         light, dark = (
             " ".join(f"--{name}:{shade[i]};" for shade, name in names.items()) for i in (0, 1)
         )
-        size = f'width="{style.WIDTH}" height="{self.height}"'
+        size = f'width="{self.width}" height="{self.height}"'
         lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {style.WIDTH} {self.height}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
             f'{size} role="img">',
             f"<title>{escape(self.summary)}</title>",
             f"<style>svg{{{light}}} @media (prefers-color-scheme:dark){{svg{{{dark}}}}} "
@@ -120,9 +121,9 @@ def _pixels(picture: Picture, dark: bool) -> tuple[tuple[int, int], bytes]:
 
     ground = style.PAPER[dark]
     with matplotlib.rc_context({"hatch.linewidth": 0.7, "font.family": style.FONT}):
-        figure = Figure((style.WIDTH / 100, picture.height / 100), dpi=200, facecolor=ground)
+        figure = Figure((picture.width / 100, picture.height / 100), dpi=200, facecolor=ground)
         canvas = FigureCanvasAgg(figure)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, style.WIDTH), ylim=(picture.height, 0))
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, picture.width), ylim=(picture.height, 0))
         axes.axis("off")
         for order, mark in enumerate(picture.marks):
             for artist in _artists(mark, dark):

@@ -133,7 +133,8 @@ def traffic(ledger: Ledger) -> Picture:
             if text and cell > len(text) * style.LETTER:
                 marks.append(Mark("text", box.x + cell / 2, y + tall / 2, fill=style.on(shade),
                                   text=text, align="middle"))  # fmt: skip
-    return Picture(marks, top + len(ranks) * tall + 8, _matrix(ranks, moved, assumed))
+    height, width = top + len(ranks) * tall + 8, left + len(ranks) * cell + 12
+    return Picture(marks, height, _matrix(ranks, moved, assumed), width)
 
 
 def _matrix(ranks, moved, assumed) -> str:
@@ -156,7 +157,7 @@ def collective(*ops: str, ranks: int = 4) -> Picture:
     """
     grids = labels.grids(ops, ranks)
     widest = [max(1, *map(len, grid)) for grid in grids]
-    arrow, tall, top = 116.0, 26, style.LINE + 10
+    arrow, tall, top = 116.0, 26, 8
     room = style.WIDTH - 62 - arrow * len(ops) - 10
     cell = min(40.0, room / sum(widest))
     marks = [
@@ -185,7 +186,7 @@ def collective(*ops: str, ranks: int = 4) -> Picture:
                     marks.append(Mark("text", box.x + box.w / 2, box.y + box.h / 2,
                                       fill=style.on(fill), text=label, align="middle"))  # fmt: skip
         x += widest[step] * cell
-    return Picture(marks, top + ranks * tall + 8, labels.story(ops, grids))
+    return Picture(marks, top + ranks * tall + 8, labels.story(ops, grids), x + 8)
 
 
 def _ranks(ranks: list[int]) -> str:

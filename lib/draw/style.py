@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 SIZE = 13  # px, the one type size
-WIDTH = 640  # px, of every picture
+WIDTH = 640  # px, of every picture that can use it
 LINE = 17  # px from one line of text to the next
 LETTER = 7.6  # px, the width of a letter on average
 
