@@ -248,3 +248,16 @@ def test_a_recording_gets_the_rows(worlds):
         recorded = ledger.where(rank=rank, lane="memory")
         assert [(row.op, row.bytes) for row in recorded] == rows
         assert max(row.bytes for row in recorded) <= peak
+
+
+def test_figures_of_a_gpu_stand_beside_ours(monkeypatch):
+    """Without a GPU there are none; with one they are torch's own (pretended here)."""
+    model = torch.nn.Linear(2, 2)
+    assert Memory(model).gpu is None
+    was_reset = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: was_reset.append(1))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 512)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1024)
+    with Memory(model) as memory:
+        assert memory.gpu == {"now": 512, "peak": 1024} and was_reset == [1]

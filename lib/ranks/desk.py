@@ -1,15 +1,19 @@
 """What one rank keeps to hand while it runs: its board, its recording, its slow motion."""
 
 import functools
+import sysconfig
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from lib.ranks.board import RUNNING, WAITING, Board
 
-_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<string>", "<frozen")
+# Not the reader's: this library, Python's own, what pip installed, generated code.
+_HIDDEN = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *("<string>", "<frozen"),
+)
 
 
 class Mismatch(RuntimeError):
@@ -69,7 +73,7 @@ def _edge() -> int:
 
 @functools.cache
 def hidden(filename: str) -> bool:
-    """True for files that are not the reader's: torch, this library, generated code."""
+    """True for files that are not the reader's own."""
     return filename.startswith(_HIDDEN)
 
 

@@ -73,6 +73,14 @@ class Memory(TorchDispatchMode):
             for at, kind, alive, note in self._changes
         ]
 
+    @property
+    def gpu(self) -> dict[str, int] | None:
+        """What torch.cuda counts beside ours, in bytes: now, and at its peak since we entered."""
+        if not torch.cuda.is_initialized():
+            return None
+        cuda = torch.cuda
+        return {"now": cuda.memory_allocated(), "peak": cuda.max_memory_allocated()}
+
     def __str__(self):
         lines = [f"{'':12}{'now':>16}{'at the peak':>16}"]
         now = self.now
@@ -85,6 +93,8 @@ class Memory(TorchDispatchMode):
 
     def __enter__(self):
         self._began, self._open = time.monotonic_ns(), True
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
         self._storages.__enter__()
         self._sort()
         model, hooks = self.model, self._hooks
