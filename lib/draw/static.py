@@ -46,6 +46,7 @@ def timeline(ledger: Ledger, over: Ledger | None = None) -> Picture:
 
 def _bars(ledger: Ledger, rows_of: dict, pixels: float, outline: bool = False) -> list[Mark]:
     zero, marks = float(ledger.column("start").min()), []
+    busy: dict[tuple, float] = {}  # until when the lane of a rank's group was moving bytes
     for row in ledger.where(lane=["compute", "comm"]):
         if row.rank not in rows_of:
             continue
@@ -59,7 +60,13 @@ def _bars(ledger: Ledger, rows_of: dict, pixels: float, outline: bool = False) -
                 continue
             marks.append(Mark("box", x, y, w, h, edge=style.INK, dash=True, about=about))
             continue
-        wait = row.waiting * pixels
+        behind = 0.0
+        if row.lane == "comm":  # launched, and still behind another operation of its group
+            lane = (row.rank, row.group, row.members, row.op in ("send", "recv"))
+            behind = min(max(busy.get(lane, 0.0) - row.start, 0.0), row.seconds)
+            busy[lane] = row.end
+            x, w = x + behind * pixels, max(w - behind * pixels, 0.6)
+        wait = (row.waiting - behind) * pixels
         if wait > 0.5:
             marks.append(Mark("box", x, y, wait, h, edge=style.FAINT, hatch=True,
                               about=f"{about} waiting"))  # fmt: skip

@@ -1,5 +1,6 @@
 """One call on the ranks, as the kernel sees it: wait; at the first failure stop, tell, mend."""
 
+import textwrap
 import time
 
 from lib.ranks import diagnosis
@@ -119,10 +120,12 @@ class Call:
         if mismatch:
             text = (
                 f"the ranks do not agree: {mismatch.text}.\n\n{table}\n\n"
-                "Nothing of it was sent. Let every rank of the group call the same collectives, in "
-                "the same order, with the same sizes and dtypes." + (f"\n\n{text}" if text else "")
+                "Nothing of it was sent. Let every rank of the group call the same collectives,\n"
+                "in the same order, with the same sizes and dtypes."
+                + (f"\n\n{text}" if text else "")
             )
-        text += _others(waiting, late - {f.rank for f in causes})
+        else:  # beside a table, who happened to wait already says nothing
+            text += _others(waiting, late - {f.rank for f in causes})
         text += self._mend(bool(waiting or late or mismatch))
         cause = causes[0].exception if len({f.type for f in causes}) == 1 else None
         raise RankError(text, causes[0].rank, causes, table) from cause
@@ -179,13 +182,13 @@ def mend(crew: Crew, dead: list[int], regroup: bool) -> str:
     if dead:
         crew.replace(dead)
         kept = "; the other ranks keep theirs." if len(dead) < crew.size else "."
-        text = f"\n\n{were(dead)} started anew: what you had made there is lost{kept}"
+        text = f"{were(dead)} started anew: what you had made there is lost{kept}"
     if regroup or dead:
         crew.meet("a call on these ranks failed, and the wait was ended")
-        text += "" if dead else "\n\nThe ranks keep what you made on them."
+        text += "" if dead else "The ranks keep what you made on them."
         text += " The next call works; build a DistributedDataParallel, an FSDP model or a mesh"
         text += " again before you use it."
-    return text
+    return "\n\n" + textwrap.fill(text, 88) if text else ""
 
 
 def _others(waiting: dict[int, str], stopped: set[int]) -> str:
