@@ -80,3 +80,9 @@ def test_the_clock_is_the_processors_again_after_an_error(stream):
     with pytest.raises(ValueError):
         recorder.recorded(int, "no number")
     assert desk.events is None and isinstance(desk.now(), int)
+
+
+def test_what_slow_motion_left_behind_is_not_told_of_the_next_run():
+    desk.slipped = 5
+    _, columns = recorder.recorded(int)
+    assert "slipped" not in columns and desk.slipped is None

@@ -149,6 +149,20 @@ def test_a_stranger_on_the_same_machine_stays_outside(worlds):
     assert done.stdout.split("\n")[:2] == ["kept out", "kept out"], done.stderr
 
 
+def test_what_a_killed_kernel_left_is_removed_by_the_next_world(worlds):
+    code = (
+        "import os, signal, sys, lib\n"
+        "world = lib.World(1); print(world._crew.folder, flush=True)\n"
+        "os.killpg(0, signal.SIGKILL)\n"  # the kernel and its ranks at once, as Jupyter may
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True, timeout=60)  # fmt: skip
+    left, mine = done.stdout.strip(), worlds(2)._crew.folder
+    assert done.returncode == -9 and os.path.isdir(left)
+    with World(1):
+        assert not os.path.exists(left) and os.path.isdir(mine)
+
+
 # Crowds, and full disks.
 
 ONE_KERNEL = """

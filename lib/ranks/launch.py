@@ -1,6 +1,7 @@
 """Starting rank processes: quickly, from a server that has torch loaded, in a private folder."""
 
 import contextlib
+import fcntl
 import multiprocessing
 import multiprocessing.util
 import os
@@ -9,6 +10,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
@@ -45,9 +47,19 @@ def _without_main():
         main.__dict__.update(hidden)
 
 
+_alive: dict[str, object] = {}  # folder -> its locked file, open as long as this process lives
+
+
 def private_folder() -> str:
-    """Make a folder that only this user can enter."""
-    return tempfile.mkdtemp(prefix="ranks-")  # mode 0700
+    """Make a folder that only this user can enter; remove those whose kernel was killed."""
+    for left in Path(tempfile.gettempdir()).glob("ranks-*/alive"):
+        with contextlib.suppress(OSError), open(left) as file:  # another user's, or still alive
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix="ranks-")  # mode 0700
+    _alive[folder] = file = open(f"{folder}/alive", "w")  # noqa: SIM115  (open while we live)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return folder
 
 
 @dataclass
@@ -104,3 +116,5 @@ def start(rank: int, size: int, folder: str, board: str, threads: int) -> Proces
 def remove(folder: str) -> None:
     """Remove a private folder."""
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(KeyError):
+        _alive.pop(folder).close()

@@ -138,9 +138,7 @@ class Rank:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.02)
         except (EOFError, OSError):
-            # The kernel is gone: nothing may outlive it, neither this process nor its folder.
-            shutil.rmtree(self.folder, ignore_errors=True)
-            os._exit(0)
+            _end(self.folder)
 
     def interrupted(self, *_) -> None:
         """Handle SIGINT: only the kernel's order counts, not a Ctrl-C that reached everyone."""
@@ -150,6 +148,12 @@ class Rank:
 
 def _HEAD(raw) -> tuple[int, bool]:
     return int.from_bytes(raw[:8], "little"), bool(raw[8])
+
+
+def _end(folder) -> None:
+    """End with the kernel: nothing may outlive it, neither this process nor the world's folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 def _own_descriptors(folder, rank):
@@ -199,4 +203,4 @@ def main(_, rank, size, tasks, answers, control, folder, board, threads, environ
         threading.Thread(target=me.watch, args=(control,), daemon=True, name="watcher").start()
         wire.send(answers, wire.pack((0, "ok", RUNNING, [])))
         me.serve()
-    os._exit(0)
+    _end(folder)
