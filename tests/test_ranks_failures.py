@@ -124,6 +124,16 @@ def test_each_story_is_told_once(world):
     assert "ranks 1 and 3 raised ValueError: at 1" in text
 
 
+def test_many_failures_in_a_row_cost_no_rank_its_life(worlds):
+    """Gloo, cut off in a certain moment, loses the end of a wait: about once in fifty failures."""
+    world = worlds(4)
+    alive = world.run(os.getpid)
+    for _ in range(150):
+        with pytest.raises(RankError, match="rank 2 raised ValueError"):
+            world.run(one_raises)
+    assert world.run(os.getpid) == alive
+
+
 # A rank leaves.
 
 

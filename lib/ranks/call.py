@@ -90,10 +90,14 @@ class Call:
             self._hear(0.05)
         if self.pending and not hard:
             self._stop(hard=True)
-        for rank in self.pending:
+        unruly = set(self.pending)
+        for rank in unruly:
             self.crew.processes[rank].process.kill()
         while self.pending:
             self._hear(0.5)
+        for failure in self.failed[already:]:
+            if failure.rank in unruly:
+                failure.kind = "ended"  # by us: it is not to blame
         return self.failed[already:]
 
     # How it fails. Each way composes its message from the board before the board is cleared.
@@ -105,7 +109,7 @@ class Call:
         causes = [f for f in self.failed if f.kind != "stopped"]
         waiting = self._waiting(self.pending)
         told = self._stop(hard=bool(self.pending))
-        causes += [f for f in told if f.kind == "died"]
+        causes += [f for f in told if f.kind in ("died", "ended")]
         late = {f.rank for f in told if f.kind == "stopped"}
         if any(f.kind == "died" for f in causes):  # gloo blames the living: "closed by peer"
             lost = [f for f in causes if f.waited or "gloo" in f.text.lower()]

@@ -33,6 +33,7 @@ class Desk:
         self.events: list[dict] | None = None  # a list while a recording runs
         self.now = time.monotonic_ns  # a GPU's clock while one is recorded
         self.spans: list[str] = []  # names of the spans this rank is in, innermost last
+        self.abandoned = False  # a wait was left that its group may never end
         self.slow = None  # a slow_motion.Motion while one runs
         self.slipped: int | None = None  # ns that slow motion was late, for the recorder
 

@@ -25,7 +25,7 @@ class Failure:
     """What one rank told of its end of a call, or what its process's end tells."""
 
     rank: int
-    kind: str  # "raised", "stopped", "died"
+    kind: str  # "raised", "stopped", "died"; "ended": by us, since it did not stop
     type: str = ""
     text: str = ""
     frames: list = field(default_factory=list)
@@ -99,6 +99,8 @@ def ranks_say(failures: list[Failure]) -> str:
     for failure in failures:
         if failure.kind == "died":
             story = f"died: {death(failure.code)}." + (f"\n{failure.text}" if failure.text else "")
+        elif failure.kind == "ended":
+            story = "did not stop in time: its process was ended."
         elif failure.type == "unpicklable":
             story = (
                 f"returned what cannot travel to the notebook.\n  {failure.text}\n"

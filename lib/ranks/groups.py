@@ -18,6 +18,7 @@ from lib.ranks.observe import ObservedGroup
 # Long on purpose: a wait that cannot end is found on the board, not by this clock.
 _TIMEOUT = datetime.timedelta(hours=6)
 _open_groups: list[ObservedGroup] = []
+_never_ended: list = []
 
 
 class PatientStore(dist.Store):
@@ -87,6 +88,7 @@ def _create(options, _):
             owner._register_backend(torch.device(device), kind, backend)
     for owner in (inner, group):
         owner._set_default_backend(kinds[max(kinds)][0])
+    group.sliced = not _wants_nccl
     group.staged = "cuda" in kinds and kinds["cuda"] is kinds["cpu"]
     if desk.board:
         close_doors()
@@ -158,6 +160,9 @@ def leave(why: str) -> None:
     """Leave every group; whatever still holds one is told `why` when it is used."""
     for group in _open_groups:
         group.closed = why
+    if desk.abandoned:  # their end would wait for threads that never come back
+        _never_ended.extend((group, group.inner) for group in _open_groups)
+        desk.abandoned = False
     _open_groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()

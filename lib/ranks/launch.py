@@ -12,6 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+# torch._dynamo: every optimizer loads it in its first step, a second on each rank otherwise.
+_PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "lib.ranks.worker"]
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -23,7 +25,7 @@ def warm() -> None:
 
     # The socket of the server lies in a folder of mode 0700, never in the open abstract namespace.
     multiprocessing.util.abstract_sockets_supported = False
-    multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "lib.ranks.worker"])
+    multiprocessing.set_forkserver_preload(_PRELOADED)
     # The stop button, pressed while the server still loads torch, must not end it: it starts with
     # SIGINT blocked, and ranks unblock it. (The tracker first: starting it would unblock it here.)
     resource_tracker.ensure_running()

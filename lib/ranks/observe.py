@@ -18,46 +18,7 @@ from lib.ranks.board import tag_of
 from lib.ranks.describe import bytes_of, fits, flat, say, splits
 from lib.ranks.desk import Mismatch, desk, user_line
 from lib.ranks.staging import Staged, elsewhere
-
-
-class ObservedWork(dist.Work):
-    """A launched operation: whoever waits for it is seen waiting."""
-
-    def __init__(self, inner, tag: int, number: int, event):
-        super().__init__()
-        self.inner, self.tag, self.number, self.event = inner, tag, number, event
-        self.then = []  # called once, when the wait is over
-
-    def wait(self, timeout=None) -> bool:
-        """Block until the operation has finished; the board shows this rank as waiting."""
-        desk.waiting(self.tag, self.number)
-        began = desk.now()
-        try:
-            done = self.inner.wait(timeout) if timeout else self.inner.wait()
-        except RuntimeError as error:
-            error.waited = self.tag, self.number  # for the message: this rank is not to blame
-            raise
-        finally:
-            desk.running()
-        if self.event is not None and desk.events is not None:
-            now = desk.now()
-            self.event["end"] = self.event["end"] or now
-            desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
-        if desk.slow:
-            desk.slow.waited()
-        while self.then:
-            self.then.pop(0)(self.inner)
-        return done
-
-
-def _pass_on(name: str):
-    """Let what Work offers beyond waiting (result, is_completed, the future) be the inner one's."""
-    return lambda self, *args: getattr(self.inner, name)(*args)
-
-
-for _name in ("get_future", "is_completed", "is_success", "exception", "result", "source_rank",
-              "_source_rank", "synchronize"):  # fmt: skip
-    setattr(ObservedWork, _name, _pass_on(_name))
+from lib.ranks.works import NOT_SLICED, ObservedWork
 
 
 class ObservedGroup(dist.ProcessGroup):
@@ -71,6 +32,7 @@ class ObservedGroup(dist.ProcessGroup):
         self.messages: dict[int, int] = {}
         self.closed = ""
         self.staged = False  # gloo carries GPU tensors
+        self.sliced = False  # waits may be taken in slices
 
     def _set_group_desc(self, text: str) -> None:
         known = {"default_pg": "world", "undefined": "ranks " + ",".join(map(str, self.members))}
@@ -185,6 +147,7 @@ class ObservedGroup(dist.ProcessGroup):
             with contextlib.suppress(RuntimeError):  # messages and some collectives have no future:
                 work.get_future().then(functools.partial(_finished, event))  # they end at the wait
         observed = ObservedWork(work, tag, number, event)
+        observed.sliced = self.sliced and not desk.slow and op not in NOT_SLICED
         if isinstance(call, Staged):
             observed.then.append(call.finish)
         return observed
