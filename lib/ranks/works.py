@@ -63,8 +63,8 @@ class _TimedOut(Exception):
 def _timed(wait) -> bool:
     try:
         return wait(_SLICE)
-    except dist.DistBackendError as error:
-        if "timed out" in str(error):
+    except RuntimeError as error:
+        if str(error).startswith("Operation timed out!"):  # Work::wait; gloo's own words differ
             raise _TimedOut from None
         raise
 
