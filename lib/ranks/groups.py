@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 
+from lib.ranks import batch
 from lib.ranks.board import tag_of
 from lib.ranks.desk import desk
 from lib.ranks.observe import ObservedGroup
@@ -125,6 +126,8 @@ _store: PatientStore | None = None
 def _join(rank: int, size: int, **meeting) -> None:
     if "ranks" not in dist.Backend.backend_list:
         dist.Backend.register_backend("ranks", _create, extended_api=True, devices=["cpu", "cuda"])
+    if _wants_nccl:
+        batch.install()
     dist.init_process_group("ranks", rank=rank, world_size=size, timeout=_TIMEOUT, **meeting)
 
 

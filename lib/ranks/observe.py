@@ -33,6 +33,7 @@ class ObservedGroup(dist.ProcessGroup):
         self.closed = ""
         self.staged = False  # gloo carries GPU tensors
         self.sliced = False  # waits may be taken in slices
+        self.batch: list | None = None  # events of a batch that is launched at its end
 
     def _set_group_desc(self, text: str) -> None:
         known = {"default_pg": "world", "undefined": "ranks " + ",".join(map(str, self.members))}
@@ -71,6 +72,16 @@ class ObservedGroup(dist.ProcessGroup):
         work = self._go("recv", bytes_of(tensors), call, key, number, self.members)
         work.then.append(functools.partial(self._received, tag))
         return work
+
+    def _start_coalescing(self, device) -> None:
+        self.batch = []
+        self.inner._start_coalescing(device)
+
+    def _end_coalescing(self, device):
+        work, (events, self.batch) = self.inner._end_coalescing(device), (self.batch, None)
+        whole = ObservedWork(work, self.tag, max(self.launches - 1, 0), None)
+        whole.then.append(lambda _: [_finished(event, None) for event in events])
+        return whole
 
     def _received(self, tag, work) -> None:
         """Count a message from any source once it is known whose it was."""
@@ -141,6 +152,9 @@ class ObservedGroup(dist.ProcessGroup):
             }  # fmt: skip
             desk.events.append(event)
         work = call()
+        if self.batch is not None:  # nothing is launched yet, and nothing to wait for
+            self.batch += [event] if event else []
+            return ObservedWork(work, tag, number, None)
         if desk.slow:
             work = desk.slow.stretch(work, op, nbytes, tag, number, members, event)
         elif event is not None:
