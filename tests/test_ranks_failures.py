@@ -67,8 +67,14 @@ def one_raises():
     total()
 
 
+def one_raises_late():
+    if dist.get_rank() == 2:
+        time.sleep(0.5)
+    one_raises()
+
+
 def test_exception_on_one_rank_while_three_wait_in_all_reduce(world, kept):
-    error = failing(world, one_raises)
+    error = failing(world, one_raises_late)
     assert error.rank == 2
     assert "rank 2 raised ValueError: bad value" in str(error)
     assert "test_ranks_failures.py, line " in str(error) and ", in one_raises" in str(error)
@@ -150,6 +156,7 @@ def test_sys_exit(world, kept):
 
 def one_vanishes(how):
     if dist.get_rank() == 3:
+        time.sleep(0.5)  # the others wait by then, however busy the machine
         os._exit(3) if how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
     total()
 

@@ -151,7 +151,11 @@ class ObservedGroup(dist.ProcessGroup):
                 "bytes": nbytes, "peer": peer,
             }  # fmt: skip
             desk.events.append(event)
-        work = call()
+        try:
+            work = call()
+        except RuntimeError as error:  # a partner was gone before this rank came
+            error.waited = tag, number
+            raise
         if self.batch is not None:  # nothing is launched yet, and nothing to wait for
             self.batch += [event] if event else []
             return ObservedWork(work, tag, number, None)
