@@ -170,8 +170,7 @@ def test_a_rank_that_dies(worlds, how, told):
     world.run(remember)
     error = failing(world, one_vanishes, how)
     assert f"rank 3 died: its process {told}" in str(error)
-    # Which of the others is told as waiting, and which as cut off in its work, is a matter of luck.
-    assert " left waiting in all_reduce" in str(error)
+    assert "ranks 0, 1 and 2 were left waiting in all_reduce" in str(error)
     assert "rank 3 was started anew: what you had made there is lost" in str(error)
     assert "the other ranks keep theirs" in str(error)
     with pytest.raises(RankError, match="rank 3 raised AttributeError"):

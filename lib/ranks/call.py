@@ -109,9 +109,9 @@ class Call:
         causes = [f for f in self.failed if f.kind != "stopped"]
         waiting = self._waiting(self.pending)
         told = self._stop(hard=bool(self.pending))
-        causes += [f for f in told if f.kind in ("died", "ended")]
+        causes += [f for f in told if f.kind != "stopped"]  # some speak before the order comes
         late = {f.rank for f in told if f.kind == "stopped"}
-        if any(f.kind == "died" for f in causes):  # gloo blames the living: "closed by peer"
+        if told or any(f.kind == "died" for f in causes):  # gloo blames the living: "closed by peer"
             lost = [f for f in causes if f.waited or "gloo" in f.text.lower()]
             causes = [f for f in causes if f not in lost]
             for f in lost:
