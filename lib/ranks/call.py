@@ -111,7 +111,7 @@ class Call:
         told = self._stop(hard=bool(self.pending))
         causes += [f for f in told if f.kind != "stopped"]  # some speak before the order comes
         late = {f.rank for f in told if f.kind == "stopped"}
-        if told or any(f.kind == "died" for f in causes):  # gloo blames the living: "closed by peer"
+        if told or any(f.kind == "died" for f in causes):  # gloo blames the living
             lost = [f for f in causes if f.waited or "gloo" in f.text.lower()]
             causes = [f for f in causes if f not in lost]
             for f in lost:
