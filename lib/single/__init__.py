@@ -1,0 +1,17 @@
+"""Floor 2: models and their training on one device; nothing here has ever heard of a rank."""
+
+from lib.single.batches import Batches, share
+from lib.single.models import GPT, MLP, Chain
+from lib.single.train import mean_squares, next_token_loss, train, train_step
+
+__all__ = [
+    "GPT",
+    "MLP",
+    "Batches",
+    "Chain",
+    "mean_squares",
+    "next_token_loss",
+    "share",
+    "train",
+    "train_step",
+]
