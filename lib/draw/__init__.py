@@ -1,7 +1,9 @@
 """Pictures made from plain rows: `timeline`, `traffic`, `collective`, `curve`; no torch."""
 
+from lib.draw.collective import collective
 from lib.draw.curves import curve
 from lib.draw.picture import Picture
-from lib.draw.static import collective, timeline, traffic
+from lib.draw.timeline import timeline
+from lib.draw.traffic import traffic
 
 __all__ = ["Picture", "collective", "curve", "timeline", "traffic"]

@@ -32,21 +32,46 @@ class Mark:
 
 
 class Picture:
-    """Marks and a summary in words; the summary is all that a screen reader or a test sees.
+    """Marks and a summary in words; the summary is all that a test sees of it.
 
-    `save("x.svg")` follows the reader's light or dark; `save("x.png")` is on light paper.
+    A notebook shows the still, made of the marks, or its living twin: `live` is (kind, data), the
+    file lib/draw/js/<kind>.js and what it draws from. `ask(name, state)` answers, where a kernel
+    runs, a button of the picture with new data. `save("x.svg")` follows the reader's light or dark;
+    `save("x.png")` is on light paper.
     """
 
-    def __init__(self, marks: list[Mark], height: float, summary: str, width: float = style.WIDTH):
+    def __init__(
+        self,
+        marks: list[Mark],
+        height: float,
+        summary: str,
+        width: float = style.WIDTH,
+        *,
+        live: tuple[str, dict] | None = None,
+        ask=None,
+    ):
         self.marks, self.summary = marks, summary
         self.width, self.height = round(width), round(height)
+        self.live, self.ask, self._widget = live, ask, None
 
     def __repr__(self) -> str:
         return self.summary
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         data = {"text/plain": self.summary, "image/png": self.png()}
+        if self.live:
+            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget().model_id}
+            data["application/vnd.jupyter.widget-view+json"] = view
         return data, {"image/png": {"width": self.width}}
+
+    def widget(self):
+        """The living twin; made when it is first shown."""
+        if self._widget is None:
+            from lib.draw.live import Live  # ipywidgets is slow to import, and stills do without
+
+            kind, data = self.live
+            self._widget = Live(kind, {"summary": self.summary} | data, self.ask)
+        return self._widget
 
     def save(self, path) -> None:
         """Write the picture to a file, by its ending: .svg or .png."""

@@ -100,3 +100,12 @@ def amount(number: float, unit: str) -> str:
     steps = {1e9: "G", 1e6: "M", 1e3: "k", 1: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
     scale = next((s for s in steps if abs(number) >= 0.9995 * s), 1e-9)
     return f"{number / scale:.3g} {steps[scale]}{unit}"
+
+
+def palette() -> dict:
+    """All of this file that the browser's side of a picture needs, as JSON can hold it."""
+    return {
+        "paper": PAPER, "ink": INK, "faint": FAINT, "grid": GRID, "compute": COMPUTE, "comm": COMM,
+        "same": _SAME, "pieces": _PIECES, "size": SIZE, "line": LINE, "letter": LETTER,
+        "width": WIDTH, "font": f"system-ui, '{FONT}', sans-serif",
+    }  # fmt: skip
