@@ -1,0 +1,75 @@
+"""All rows of a schedule end to end, in numbers: where each action stands, what it waits for."""
+
+from functools import cached_property
+
+import numpy as np
+
+KINDS = "FBIW"
+F, B, I, W = range(4)
+
+
+class Grid:
+    """The actions of all ranks in one array of codes, 4·(microbatch·stages + stage) + kind.
+
+    `cell` numbers (microbatch, stage); a place is an index into the arrays; -1 means none.
+    """
+
+    def __init__(self, codes, first, stages: int, microbatches: int):
+        self.codes, self.first = codes, first
+        self.stages, self.microbatches = stages, microbatches
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """The place in "FBIW" of each action's letter."""
+        return (self.codes & 3).astype(np.int8)
+
+    @cached_property
+    def cell(self) -> np.ndarray:
+        """microbatch · stages + stage of each action."""
+        return self.codes >> 2
+
+    @cached_property
+    def stage(self) -> np.ndarray:
+        """The stage of each action."""
+        return self.cell % max(self.stages, 1)
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """The rank of each action."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+
+    @cached_property
+    def rank_of_stage(self) -> np.ndarray:
+        """The rank of each stage."""
+        ranks = np.full(self.stages, -1)
+        ranks[self.stage] = self.rank
+        return ranks
+
+    def places(self, *kinds: int) -> np.ndarray:
+        """For each cell, where its action of one of these kinds stands."""
+        table = np.full(self.stages * self.microbatches, -1)
+        wanted = np.flatnonzero(np.isin(self.kind, kinds))
+        table[self.cell[wanted]] = wanted
+        return table
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """The place each action waits for: its neighbour's forward or backward.
+
+        What its own rank must have done before stands earlier in the row, so nobody waits for it.
+        """
+        needs = np.full(len(self.codes), -1)
+        ahead = np.flatnonzero((self.kind == F) & (self.stage > 0))
+        needs[ahead] = self.places(F)[self.cell[ahead] - 1]
+        back = np.isin(self.kind, (B, I)) & (self.stage < self.stages - 1)
+        back = np.flatnonzero(back)
+        needs[back] = self.places(B, I)[self.cell[back] + 1]
+        return needs
+
+    @cached_property
+    def receiver(self) -> np.ndarray:
+        """The rank each action's result is sent to; -1 where it stays on its rank."""
+        ahead = np.append(self.rank_of_stage[1:], -1)
+        back = np.append(-1, self.rank_of_stage[:-1])
+        to = np.where(self.kind == F, ahead[self.stage], back[self.stage])
+        return np.where((self.kind == W) | (to == self.rank), -1, to)
