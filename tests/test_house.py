@@ -93,8 +93,19 @@ def test_imports_point_down_only(path):
 def test_methods_never_import_one_another(path):
     if floor(module(path)) != "parallel" or path.name == "__init__.py":
         return
-    for target in targets(path):
-        assert floor(target) != "parallel", f"{shown(path)} imports its sibling {target}"
+    for target in targets(path):  # its own parts begin with an underscore, as in lib/ledger.py
+        sibling = floor(target) == "parallel" and not target.split(".")[-1].startswith("_")
+        assert not sibling, f"{shown(path)} imports its sibling {target}"
+
+
+def test_a_part_serves_one_method():
+    parts = {file: set(targets(file)) for file in FILES if floor(module(file)) == "parallel"}
+    for file in parts:
+        name = module(file)
+        if file.name.startswith("_") and file.name != "__init__.py":
+            users = {shown(user) for user, found in parts.items() if name in found}
+            methods = {user for user in users if "/_" not in user}
+            assert len(methods) <= 1 and users, f"{shown(file)} is a part of {sorted(methods)}"
 
 
 @every_file

@@ -1,0 +1,57 @@
+"""Which gradients travel together: parameters into buckets, as PyTorch's DDP puts them.
+
+A bucket is full once it holds its limit of bytes or more; the next parameter opens another. Types
+of numbers are not mixed. Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), section
+3.2.3, and torch 2.13, `compute_bucket_assignment_by_size`.
+"""
+
+from collections.abc import Sequence
+
+from lib.predict.shape import ModelShape
+
+FIRST, CAP = 2**20, 25 * 2**20  # bytes: a small bucket first, so that sending begins early
+
+
+def limits_of(bucket_bytes: int | None) -> tuple[int, ...]:
+    """Give the limits of the first bucket, of the next, ..., the last one for all that follow.
+
+    None: 1 MiB, then 25 MiB. Raises ValueError for a size below 1 byte.
+    """
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
+    return (FIRST, CAP) if bucket_bytes is None else (bucket_bytes,)
+
+
+def assign(
+    nbytes: Sequence[int], limits: Sequence[float], kinds: Sequence | None = None
+) -> list[list[int]]:
+    """Put tensors of `nbytes`, in this order, into buckets: lists of positions.
+
+    `kinds`: what may share a bucket (type of number, device); default: all may. Buckets come in the
+    order in which they are full.
+    """
+    full: list[list[int]] = []
+    open_: dict = {}  # kind -> positions, bytes, how many of this kind are full
+    for position, size in enumerate(nbytes):
+        bucket = open_.setdefault(kinds[position] if kinds else None, [[], 0, 0])
+        bucket[0].append(position)
+        bucket[1] += size
+        if bucket[1] >= limits[min(bucket[2], len(limits) - 1)]:
+            full.append(bucket[0])
+            bucket[:] = [], 0, bucket[2] + 1
+    left = [positions for positions, _, _ in open_.values() if positions]
+    return sorted(full + left, key=lambda positions: positions[-1])
+
+
+def first_step(shape: ModelShape, itemsize: int = 4) -> list[int]:
+    """Give the bytes of the first step's buckets: one, as the order of use is not known yet."""
+    return [shape.nbytes(itemsize)]
+
+
+def later_steps(shape: ModelShape, bucket_bytes: int | None = None, itemsize: int = 4) -> list[int]:
+    """Give the bytes of each bucket from the second step on, in the order they are launched.
+
+    Gradients come from the last parameter to the first; a tied head's with its embedding.
+    """
+    sizes = [parameter.numel * itemsize for parameter in reversed(shape.parameters)]
+    return [sum(sizes[n] for n in bucket) for bucket in assign(sizes, limits_of(bucket_bytes))]
