@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from lib.ledger import Row
+from lib.predict import _clock
 from lib.predict import schedule as rules
-from lib.predict.actions import Schedule
+from lib.predict.actions import Schedule, ScheduleError
 from lib.predict.play import Costs, play
 
 UNIT = Costs()
@@ -54,6 +55,24 @@ def test_times_by_stage():
 def test_a_whole_backward_may_cost_something_else_than_its_halves():
     assert play(rules.gpipe(1, 2), Costs(1, 2, 3, backward=4)).makespan == 10.0
     assert play(rules.zb_h1(1, 2), Costs(1, 2, 3, backward=4)).makespan == 12.0
+
+
+def test_an_overlapped_pair_runs_side_by_side():
+    text = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,(1F1;0B0)OVERLAP_F_B,1B1,0B1"
+    one_by_one = play(text, Costs(1, 2, 3))
+    assert one_by_one.makespan == 24 and when(one_by_one, "1B0") == (3, 8)
+    run = play(text, Costs(1, 2, 3, overlap=[4.0, 5.0]))
+    assert when(run, "0F1") == when(run, "1B0") == (2, 6)
+    assert when(run, "1F1") == when(run, "0B0") == (6, 11)
+    assert run.makespan == 21 and run.work.tolist() == [21] and run.bubble() == 0
+
+
+def test_an_overlapped_pair_waits_for_what_both_need():
+    text = "0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n2F0,2B0,2F1,2B1"
+    run = play(text, Costs(overlap=1.5, send=0.25))
+    assert when(run, "2B0") == (3.5, 5.5)  # 1F1 alone could start at 2.25
+    assert when(run, "1F1") == when(run, "1B0") == (5.75, 7.25)
+    assert when(run, "0B0") == (7.5, 9.5)
 
 
 def test_a_message_stays_off_the_devices_unless_asked():
@@ -147,6 +166,31 @@ def test_any_schedule_is_played_as_early_as_it_can(seed):
     assert rows == slowly(schedule, costs)
 
 
+@pytest.mark.parametrize("rule", [*SINGLE, rules.zb_v, rules.dualpipe_v, rules.interleaved])
+def test_rounds_of_many_ranks_are_the_turns_of_few(rule, monkeypatch):
+    """The same times from both ways to play; NumPy's rounds are for 64 ranks and more."""
+    costs = Costs(1.0, 1.25, 0.5, send=0.125, overlap=1.75)
+    schedule = rule(16, 32)
+    turns = play(schedule, costs)
+    monkeypatch.setattr(_clock, "_MANY", 0)
+    monkeypatch.setattr(_clock, "_turns", lambda *_: 1 / 0)
+    if rule is rules.naive:  # one rank at a time: rounds give up, and turns are asked
+        with pytest.raises(ZeroDivisionError):
+            play(schedule, costs)
+        return
+    rounds = play(schedule, costs)
+    assert np.array_equal(rounds.starts, turns.starts) and np.array_equal(rounds.ends, turns.ends)
+
+
+def test_many_ranks_find_a_deadlock_too():
+    rows = [list(map(str, row)) for row in rules.one_f_one_b(80, 4)]
+    rows[40] = ["40F0", "40F1", "40F2", "40F3", "40B0", "40B1", "40B2", "40B3"]
+    assert play(rows).makespan > 0
+    rows[39] = ["39F0", "39B0", "39F1", "39B1", "39F2", "39B2", "39F3", "39B3"]
+    with pytest.raises(ScheduleError, match="Deadlock: rank 39 stands before 39B0 and waits for"):
+        play(rows)
+
+
 # --- the ledger
 
 
@@ -203,6 +247,53 @@ def test_closed_forms(p, m):
         assert cost(play(rules.one_f_one_b(p, m), equal)) == pytest.approx(3 * (p - 1))
         assert cost(play(rules.zb_h1(p, m), equal)) == pytest.approx(2 * (p - 1) - (p - 1))
         assert cost(play(rules.zb_h2(p, m), equal)) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("times", [(1, 1, 1, 3), (1, 1, 1, 2), (2, 2, 1, 4.5), (1, 1, 0.5, 2.5)])
+@pytest.mark.parametrize("more", [0, 2, 20])
+def test_dualpipe_v_has_deepseeks_bubble(ranks, times, more):
+    """(PP/2 - 1)(F&B + B - 3W) with PP = 2·ranks, exact where F = I (arXiv 2412.19437, table 2).
+
+    It is the idle time of the rank that idles most; memory is that of PP + 1 microbatches a stage.
+    """
+    forward, inputs, weights, pair = times
+    costs = Costs(forward, inputs, weights, overlap=pair, activation=1)
+    run = play(rules.dualpipe_v(2 * ranks, 2 * ranks + more), costs)
+    expected = (ranks - 1) * (pair + inputs + weights - 3 * weights)
+    assert run.makespan - run.work.min() == pytest.approx(expected)
+    assert run.peak_bytes == (2 * ranks + 1,) * ranks
+
+
+def test_dualpipe_v_is_off_deepseeks_formula_where_f_and_i_differ():
+    run = play(rules.dualpipe_v(8, 20), Costs(1.0, 1.25, 0.75, overlap=2.5))
+    assert run.makespan - run.work.min() == 6.0
+    assert 3 * (2.5 + 2.0 - 3 * 0.75) == 6.75
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_zb_v_has_no_bubble_and_level_memory(ranks):
+    """No rank idles inside its own span where F = I = W; each keeps 2p halves (section 6)."""
+    for m in (2 * ranks, 5 * ranks):
+        run = play(rules.zb_v(2 * ranks, m), Costs(activation=1))
+        assert run.bubble("span") == pytest.approx(0, abs=1e-12)
+        assert run.makespan == 6 * m + ranks - 1
+        assert run.peak_bytes == (2 * ranks,) * ranks
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_breadth_first_has_the_bubble_of_interleaving_and_gpipes_memory(chunks):
+    costs = Costs(1 / chunks, 1 / chunks, 1 / chunks)
+    run = play(rules.breadth_first(4 * chunks, 8, chunks), costs)
+    assert run.bubble("overhead") == pytest.approx(3 / 8 / chunks)
+    assert run.peak_microbatches == (8,) * (4 * chunks)
+
+
+def test_interleaving_keeps_more_than_1f1b():
+    """On the first stage 1 + (p-1)/(p·v) as much (Korthikanti et al. 2022, arXiv 2205.05198)."""
+    for p, v in ((4, 2), (8, 3), (8, 4)):
+        run = play(rules.interleaved(p * v, 4 * p, v), Costs(activation=1))
+        assert run.peak_bytes[0] / (p * v) == pytest.approx(1 + (p - 1) / (p * v))
 
 
 # Qi et al. 2023, arXiv 2401.10241: times in ms from table 9, bubble rates from table 5.

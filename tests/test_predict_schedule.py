@@ -1,6 +1,10 @@
 """Schedules: the text reads back, the rules say what they promise, the impossible is refused."""
 
+from unittest import mock
+
 import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from lib.predict import schedule as rules
 from lib.predict.actions import Action, Overlap, Schedule, ScheduleError
@@ -103,6 +107,52 @@ def test_interleaved_reads_back(stages, microbatches, chunks):
     assert schedule.ranks == stages // chunks
 
 
+def test_breadth_first():
+    first = "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0"
+    assert " ".join(map(str, rules.breadth_first(4, 2, chunks=2)[0])) == first
+
+
+def test_v():
+    """Down the V and up again: rank 0 has the first and the last stage."""
+    for rule in (rules.zb_v, rules.dualpipe_v):
+        schedule = rule(6, 9)
+        assert schedule.placement == (0, 1, 2, 2, 1, 0)
+        assert Schedule.read(str(schedule)) == schedule
+    assert (
+        " ".join(map(str, rules.zb_v(2, 2)[0])) == "0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1"
+    )
+    pairs = [str(cell) for cell in rules.dualpipe_v(2, 3)[0] if isinstance(cell, Overlap)]
+    assert pairs[0] == "(1F1;0B0)OVERLAP_F_B"
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(4, 1), (8, 3), (16, 15), (16, 40)])
+def test_zb_v_with_few_microbatches_is_possible(stages, microbatches):
+    schedule = rules.zb_v(stages, microbatches)
+    assert Schedule.read(str(schedule)) == schedule
+
+
+def test_a_stream_has_the_order_of_1f1b_and_no_flush():
+    stream, step = rules.pipedream(4, 24), rules.one_f_one_b(4, 8)
+    assert [stream.actions(r) for r in range(4)] == [
+        rules.one_f_one_b(4, 24).actions(r) for r in range(4)
+    ]
+    steps = rules.repeated(step, 3)
+    assert Schedule.read(str(steps)) == steps and steps.microbatches == 24
+    # three flushes cost three bubbles, a stream fills and empties once
+    assert play(steps).makespan == 3 * (8 + 3) * 3
+    assert play(stream).makespan == (24 + 3) * 3
+
+
+def test_a_repeated_step_is_the_step_with_later_microbatches():
+    step = rules.dualpipe_v(4, 5)
+    steps = rules.repeated(step, 2)
+    assert Schedule.read(str(steps)) == steps  # every rule, and the pairs are where they were
+    for rank in range(2):
+        later = [a._replace(microbatch=a.microbatch + 5) for a in step.actions(rank)]
+        assert steps.actions(rank) == step.actions(rank) + later
+        assert len(steps[rank]) == 2 * len(step[rank]) < len(steps.actions(rank))
+
+
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="choose a multiple of 4, or fewer than 8"):
         rules.interleaved(8, 9, chunks=2)
@@ -110,6 +160,10 @@ def test_sizes_that_do_not_divide_are_refused():
         rules.interleaved(7, 8, chunks=2)
     with pytest.raises(ValueError, match="at least one microbatch"):
         rules.gpipe(4, 0)
+    with pytest.raises(ValueError, match="8 stages need at least 8 microbatches, not 7"):
+        rules.dualpipe_v(8, 7)
+    with pytest.raises(ValueError, match="5 stages do not make 2 for each rank"):
+        rules.zb_v(5, 8)
 
 
 # --- the impossible
@@ -185,3 +239,79 @@ def test_a_large_grid_is_cut_around_the_bad_cell():
     where = lines[arrow].index("↑")
     assert lines[arrow - 1].startswith("rank 20  ...") and lines[arrow - 1][where:].startswith("20")
     assert len(lines) < 12 and max(map(len, lines)) < 100
+
+
+# --- PyTorch's own
+
+
+def pytorch(name, ranks, microbatches, per_rank=None):
+    """The computing order of a schedule class of torch.distributed.pipelining, as ours."""
+    ops = get_schedule_ops(name, ranks, microbatches, per_rank)
+    rows = [[a for a in row if a is not None and a.is_compute_op] for row in ops]
+    return Schedule([list(map(str, row)) for row in rows])
+
+
+def executed_1f1b(ranks, microbatches):
+    """What torch's Schedule1F1B really does on each rank; its table lacks an F on the last."""
+    return Schedule([executed(rank, ranks, microbatches) for rank in range(ranks)])
+
+
+def executed(rank, ranks, microbatches):
+    row = []
+    stage = mock.MagicMock(stage_index=rank, num_stages=ranks, is_last=False)
+    for ops in ("fwd_recv", "fwd_send", "bwd_recv", "bwd_send"):
+        getattr(stage, f"get_{ops}_ops").return_value = []
+    stage.forward_one_chunk.side_effect = lambda j, *_, **__: row.append(f"{rank}F{j}")
+    stage.backward_one_chunk.side_effect = lambda j, *_, **__: row.append(f"{rank}B{j}")
+    schedule = torch_schedules.Schedule1F1B(stage, microbatches, loss_fn=lambda *_: None)
+    with mock.patch.object(schedule, "_initialize_stage"):
+        schedule._step_microbatches([()] * microbatches, [{}] * microbatches, losses=None)
+    return row
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+@pytest.mark.parametrize("microbatches", [1, 3, 8, 20])
+def test_the_order_is_pytorchs(ranks, microbatches):
+    m = microbatches
+    assert rules.gpipe(ranks, m) == pytorch("GPipe", ranks, m)
+    if m >= ranks:
+        assert rules.one_f_one_b(ranks, m) == executed_1f1b(ranks, m)
+    assert rules.zb_v(2 * ranks, m) == pytorch("ZBVZeroBubble", ranks, m)
+    for v in (2, 3):
+        assert rules.breadth_first(v * ranks, m, v) == pytorch("LoopedBFS", ranks, m, v)
+        if m % max(1, m // ranks) == 0:
+            ours = rules.interleaved(v * ranks, m, v)
+            assert ours == pytorch("Interleaved1F1B", ranks, m, v)
+        else:
+            with pytest.raises(ValueError, match="equal rounds"):
+                rules.interleaved(v * ranks, m, v)
+            with pytest.raises(ValueError, match="multiple of the number of rounds"):
+                pytorch("Interleaved1F1B", ranks, m, v)
+    if m >= 2 * ranks:
+        assert rules.dualpipe_v(2 * ranks, m) == pytorch("DualPipeV", ranks, m)
+
+
+def test_pytorchs_table_of_1f1b_lacks_the_first_forward_of_the_last_rank():
+    """Why `executed_1f1b` does not read that table; when this fails, PyTorch has mended it."""
+    last = [str(a) for a in get_schedule_ops("1F1B", 4, 8)[3] if a is not None]
+    assert "3F1" in last and "3F0" not in last
+
+
+def test_1f1b_with_fewer_microbatches_than_stages_is_ours_alone():
+    with pytest.raises(ValueError, match="must be greater than"):
+        executed_1f1b(4, 3)
+    assert play(rules.one_f_one_b(4, 3)).makespan == 3 * (3 + 3)
+
+
+def test_pytorch_reads_our_csv(tmp_path):
+    path = tmp_path / "zb_v.csv"
+    path.write_text(str(rules.zb_v(8, 8)))
+    stage = mock.MagicMock(group_size=4, group_rank=0, num_stages=8, submod=None)
+    runtime = torch_schedules._PipelineScheduleRuntime([stage, stage], 8)
+    runtime._load_csv(str(path))
+    ours = [[str(a) for a in rules.zb_v(8, 8)[rank]] for rank in range(4)]
+    theirs = [
+        [str(a) for a in runtime.pipeline_order_with_comms[rank] if a.is_compute_op]
+        for rank in range(4)
+    ]
+    assert theirs == ours

@@ -45,13 +45,6 @@ class Grid:
         ranks[self.stage] = self.rank
         return ranks
 
-    def places(self, *kinds: int) -> np.ndarray:
-        """For each cell, where its action of one of these kinds stands."""
-        table = np.full(self.stages * self.microbatches, -1)
-        wanted = np.flatnonzero(np.isin(self.kind, kinds))
-        table[self.cell[wanted]] = wanted
-        return table
-
     @cached_property
     def needs(self) -> np.ndarray:
         """The place each action waits for: its neighbour's forward or backward.
@@ -59,12 +52,20 @@ class Grid:
         What its own rank must have done before stands earlier in the row, so nobody waits for it.
         """
         needs = np.full(len(self.codes), -1)
-        ahead = np.flatnonzero((self.kind == F) & (self.stage > 0))
-        needs[ahead] = self.places(F)[self.cell[ahead] - 1]
-        back = np.isin(self.kind, (B, I)) & (self.stage < self.stages - 1)
-        back = np.flatnonzero(back)
-        needs[back] = self.places(B, I)[self.cell[back] + 1]
+        forward = self.kind == F
+        inner = np.flatnonzero(forward & (self.stage > 0))
+        needs[inner] = self._places(forward)[self.cell[inner] - 1]
+        backward = (self.kind == B) | (self.kind == I)
+        inner = np.flatnonzero(backward & (self.stage < self.stages - 1))
+        needs[inner] = self._places(backward)[self.cell[inner] + 1]
         return needs
+
+    def _places(self, wanted) -> np.ndarray:
+        """For each cell, the place of its action among those wanted."""
+        table = np.full(self.stages * self.microbatches, -1)
+        wanted = np.flatnonzero(wanted)
+        table[self.cell[wanted]] = wanted
+        return table
 
     @cached_property
     def receiver(self) -> np.ndarray:

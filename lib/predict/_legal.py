@@ -11,6 +11,8 @@ They are asked in this order; the first that fails is told, at its first bad cel
 6. Played from the start, no rank waits for ever.
 """
 
+import numpy as np
+
 from lib.predict._clock import earliest
 
 _WINDOW = 10  # cells shown of each row
@@ -91,10 +93,9 @@ def _order(rows):
 
 
 def _deadlock(rows, grid):
-    nothing = [0.0] * len(grid.codes)
-    first = grid.first.tolist()
-    needs = grid.needs.tolist()
-    _, at = earliest(first, needs, nothing, nothing)
+    nothing = np.zeros(len(grid.codes))
+    _, at = earliest(grid.first, grid.needs, nothing, nothing)
+    first, needs = grid.first.tolist(), grid.needs.tolist()
     stuck = {rank: place for rank, place in enumerate(at) if place < first[rank + 1]}
     if not stuck:
         return None

@@ -76,23 +76,24 @@ class Run:
         grid, paired = schedule.grid, schedule.overlapped
         # 1. How long each action takes, and its message.
         self._own = costs.table(grid.stages)[grid.kind, grid.stage]
+        self._send = np.zeros_like(self._own)
         border = costs.each("send", grid.stages - 1)
-        forth, back = np.append(border, 0.0), np.append(0.0, border)
-        sends = np.where(grid.kind == F, forth[grid.stage], back[grid.stage])
-        self._send = np.where(grid.receiver >= 0, sends, 0.0)
-        # 2. Overlapped pairs: the forward stands for both.
-        also = {}
+        if border.any():
+            forth, back = np.append(border, 0.0), np.append(0.0, border)
+            sends = np.where(grid.kind == F, forth[grid.stage], back[grid.stage])
+            self._send = np.where(grid.receiver >= 0, sends, 0.0)
+        # 2. Overlapped pairs: the forward stands for both, and waits for what both need.
+        also = None
         if costs.overlap is not None and len(paired):
             self._own[paired] = costs.each("overlap", grid.stages)[grid.stage[paired]]
             self._own[paired + 1] = 0.0
-            needs = grid.needs[paired + 1]
-            also = {a: n for a, n in zip(paired.tolist(), needs.tolist()) if n >= 0}
+            also = np.full(len(grid.codes), -1)
+            also[paired] = grid.needs[paired + 1]
         # 3. Play.
         busy = self._own + self._send if costs.sends_block else self._own
         travel = np.zeros_like(busy) if costs.sends_block else self._send
-        lists = [array.tolist() for array in (grid.first, grid.needs, busy, travel)]
-        self.starts = np.array(earliest(*lists, also)[0])
-        if also:
+        self.starts, _ = earliest(grid.first, grid.needs, busy, travel, also)
+        if also is not None:
             self.starts[paired + 1] = self.starts[paired]
             self._own[paired + 1] = self._own[paired]
         self.ends = self.starts + self._own
