@@ -2,10 +2,12 @@
 // a tooltip, what is said aloud, and the picture in words. [Note: the shape of a picture]
 //
 // A kind's file gives picture(data): {title, summary, state, controls, layout, ...} where
-//   layout(state, width) -> {marks, height, status, clip}      pure; nothing else decides what is drawn
+//   layout(state, width) -> {marks, height, status, clip, summary}   pure; nothing else decides what is drawn;
+//          `summary` where what is true at first does not stay true
 //   overlay(state, width, laid) -> marks                       for `moving`: names of state that only it shows
 //   drag: {start(mark, at, state, laid) -> bool, move(at, state, laid) -> changes, end(at, state, laid) -> changes}
-//   press(mark, at, state, laid), wheel(by, at, state, laid), key(key, state, laid, mark) -> changes or nothing
+//   press(mark, at, state, laid), wheel(by, at, state, laid), key(key, state, laid, mark, shift) -> changes or nothing
+//   words(state, laid) -> what stands under "In words", where that is more than the summary
 import { make, build } from "./controls.js";
 import { paint, sheet, under, isDark, onTheme } from "./paint.js";
 
@@ -63,8 +65,8 @@ function draw(figure, shape, model, old) {
   const stage = make("div", { class: "mrom-stage" }, below, above, tip);
   const status = make("p", { class: "mrom-status", role: "status" });
   const voice = make("p", { class: "mrom-voice", "aria-live": "polite" });
-  const words = make("details", { class: "mrom-words" }, make("summary", { text: "In words" }),
-    make("pre", { text: shape.summary, tabindex: 0, "aria-label": `${shape.title}, in words` }));
+  const told = make("pre", { text: shape.summary, tabindex: 0, "aria-label": `${shape.title}, in words` });
+  const words = make("details", { class: "mrom-words" }, make("summary", { text: "In words" }), told);
   if (controls.length)
     figure.append(make("div", { class: "mrom-controls" }, ...controls.map((c) => c.node)));
   figure.append(stage, status, voice, words);
@@ -97,6 +99,8 @@ function draw(figure, shape, model, old) {
     stage.style.height = `${laid.height}px`;
     const text = (shape.says ? shape.says(state, laid) : laid.status) || "";
     if (status.textContent !== text) status.textContent = text;
+    if (laid.summary) above.setAttribute("aria-label", spoken(laid));
+    if (words.open) tell();
     refreshControls();
     took.frame = performance.now() - start;
     Object.assign(figure.picture, { laid, over });
@@ -104,6 +108,11 @@ function draw(figure, shape, model, old) {
   function refreshControls() {
     for (const control of controls) control.update();
   }
+  function tell() {
+    const text = shape.words?.(state, laid) ?? laid.summary ?? shape.summary;
+    if (told.textContent !== text) told.textContent = text;
+  }
+  words.addEventListener("toggle", tell);
   function resize() {
     const room = Math.min(WIDEST, Math.floor(figure.clientWidth - 2 * PADDING));
     if (room > 0 && room !== width) (width = room), (stale = true), set({});
@@ -119,7 +128,7 @@ function draw(figure, shape, model, old) {
   hands(above, { shape, state, set, place, hit, point, laid: () => laid, tip });
   above.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const changes = shape.key?.(event.key, state, laid, chosen);
+    const changes = shape.key?.(event.key, state, laid, chosen, event.shiftKey);
     const next = changes ? null : walk(laid, chosen, event.key);
     if (!changes && !next) return;
     event.preventDefault();
