@@ -59,12 +59,14 @@ const builders = {
     return [node, () => (input.checked = Boolean(state[now().name]))];
   },
 
-  // Does something: press(state) returns what changes; off(state) says when it cannot.
+  // Does something: press(state) returns what changes; off(state) says when it cannot; `says` is
+  // its name where the label is a sign.
   button(now, set, state) {
     const node = make("button", { type: "button", onclick: () => set(now().press(state) || {}) });
     return [node, () => {
       node.textContent = now().label;
       node.disabled = Boolean(now().off?.(state));
+      if (now().says) node.setAttribute("aria-label", (node.title = now().says));
     }];
   },
 

@@ -61,9 +61,15 @@ export function paint(ink, marks, dark, clip) {
   ink.font = `${style.size}px ${style.font}`;
   ink.textBaseline = "middle";
   ink.lineWidth = 1;
-  let cut = false, fill = "", edge = "";
+  ink.setLineDash([]);
+  let cut = false, fill = "", edge = "", tile = null, dashed = false, thick = 1;
   const fills = (colour) => colour !== fill && (ink.fillStyle = fill = colour);
-  const edges = (colour) => colour !== edge && (ink.strokeStyle = edge = colour);
+  const edges = (mark, usual) => {
+    const colour = mark.edge[shade], dash = Boolean(mark.dash), wide = mark.thick || usual;
+    if (colour !== edge) ink.strokeStyle = edge = colour;
+    if (dash !== dashed) ink.setLineDash((dashed = dash) ? [4, 3] : []);
+    if (wide !== thick) ink.lineWidth = thick = wide;
+  };
   for (const mark of marks) {
     if (Boolean(mark.inside && clip) !== cut) {
       cut = !cut;
@@ -74,6 +80,9 @@ export function paint(ink, marks, dark, clip) {
         ink.clip();
       } else ink.restore();
       fill = edge = "";
+      ink.setLineDash([]);
+      ink.lineWidth = 1;
+      [dashed, thick] = [false, 1];
     }
     if (mark.kind === "text") {
       fills(mark.fill[shade]);
@@ -85,16 +94,15 @@ export function paint(ink, marks, dark, clip) {
         ink.fillRect(mark.x, mark.y, mark.w, mark.h);
       }
       if (mark.hatch) {
-        const tile = ink.createPattern(hatch(style.faint[shade], scale), "repeat");
-        tile.setTransform(new DOMMatrix([1 / scale, 0, 0, 1 / scale, 0, 0]));
-        ink.fillStyle = tile;
+        if (!tile) {
+          tile = ink.createPattern(hatch(style.faint[shade], scale), "repeat");
+          tile.setTransform(new DOMMatrix([1 / scale, 0, 0, 1 / scale, 0, 0]));
+        }
+        if (fill !== tile) ink.fillStyle = fill = tile;
         ink.fillRect(mark.x, mark.y, mark.w, mark.h);
-        fill = "";
       }
       if (mark.edge) {
-        edges(mark.edge[shade]);
-        ink.setLineDash(mark.dash ? [4, 3] : []);
-        ink.lineWidth = mark.thick || 1;
+        edges(mark, 1);
         ink.strokeRect(mark.x, mark.y, mark.w, mark.h);
       }
     } else {
@@ -106,9 +114,7 @@ export function paint(ink, marks, dark, clip) {
         ink.fill();
         ink.globalAlpha = 1;
       } else {
-        edges(mark.edge[shade]);
-        ink.setLineDash(mark.dash ? [4, 3] : []);
-        ink.lineWidth = mark.thick || 1.6;
+        edges(mark, 1.6);
         ink.stroke();
       }
     }

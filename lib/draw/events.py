@@ -1,0 +1,239 @@
+"""What a timeline is drawn from: the rows of a ledger in order, in whole ticks, few enough."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lib._columns import keys, take
+from lib.draw.words import in_words
+from lib.ledger import Ledger
+
+MOST = 8_000  # events that a picture keeps; more are thinned
+RANKS = 64  # that fit on a page
+LANES = ("compute", "comm")
+_ENDS = ("send", "recv")
+
+
+@dataclass
+class Events:
+    """Columns, a row for each event, in order of place, lane and start; seconds from the start.
+
+    `place` is the line of the rank, `lane` 0 for compute and 1 for comm, `track` which of several
+    comm lines, `behind` what it spent behind an earlier operation of its own group, `wait` what it
+    then waited for the last rank, `count` how many rows were thinned into one.
+    """
+
+    place: np.ndarray
+    lane: np.ndarray
+    op: np.ndarray  # a code: ops[code]
+    start: np.ndarray
+    end: np.ndarray
+    behind: np.ndarray
+    wait: np.ndarray
+    bytes: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+    number: np.ndarray
+    peer: np.ndarray
+    group: np.ndarray  # a code: groups[code]
+    note: np.ndarray  # a code: notes[code]
+    track: np.ndarray
+    count: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def at(self, index) -> "Events":
+        """Only the events at these positions."""
+        return Events(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+@dataclass
+class Read:
+    """The events of a ledger with the words their codes stand for, and what was thinned."""
+
+    events: Events
+    ops: list[str]
+    groups: list[str]
+    notes: list[str]
+    source: str
+    rows: int  # before thinning
+    slot: float = 0.0  # events shorter than this (s) were put together; 0.0: none
+
+
+def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
+    """Read what `ranks` computed and communicated, on a clock that starts at `zero`.
+
+    Raises ValueError where a rank would compute two things at once that do not nest.
+    """
+    shown = ledger.where(lane=list(LANES), rank=list(ranks))
+    columns = shown._columns
+    place = np.searchsorted(ranks, columns["rank"])
+    lane = columns["lane"].mask(lambda name: name == "comm").astype(np.int64)
+    start, end = columns["start"] - zero, columns["end"] - zero
+    order = np.lexsort((-end, start, lane, place))
+    ordered = {name: take(column, order) for name, column in columns.items()}
+    place, lane, start, end = (column[order] for column in (place, lane, start, end))
+    _refuse_crossing(place, lane, start, end, ordered, list(ranks))
+    behind = _behind(ordered, place, lane, start, end)
+    waiting = take(shown.column("waiting"), order)
+    words = {name: ordered[name] for name in ("op", "group", "note")}
+    events = Events(
+        place, lane, words["op"].codes.astype(np.int64), start, end, behind,
+        np.maximum(waiting - behind, 0.0), ordered["bytes"], ordered["stage"],
+        ordered["microbatch"], ordered["number"], ordered["peer"],
+        words["group"].codes.astype(np.int64), words["note"].codes.astype(np.int64),
+        np.zeros(len(place), np.int64), np.ones(len(place), np.int64),
+    )  # fmt: skip
+    found = Read(events, *(list(words[name].words) for name in ("op", "group", "note")),
+                 ledger.source, len(events))  # fmt: skip
+    if len(events) > most:
+        found.events, found.slot = thinned(events, most)
+    found.events.track = _tracks(found.events)
+    return found
+
+
+def _refuse_crossing(place, lane, start, end, columns, ranks) -> None:
+    """A rank does one thing at a time; a span may lie inside another, but not across its end."""
+    at = np.flatnonzero(lane == 0)
+    if len(at) < 2:
+        return
+    place, start, end = place[at], start[at], end[at]
+    slack = 1e-6 * float(end.max() - start.min())  # clocks of hosts are not that exact
+    if not ((place[1:] == place[:-1]) & (start[1:] < end[:-1] - slack)).any():
+        return  # one after the other, as the recorder writes them
+    open_: list[int] = []
+    for i in range(len(at)):
+        while open_ and (place[open_[-1]] != place[i] or end[open_[-1]] <= start[i] + slack):
+            open_.pop()
+        if open_ and end[i] > end[open_[-1]] + slack:
+            one, other = (int(at[j]) for j in (open_[-1], i))
+            names = [take(columns["op"], [j]).tolist()[0] for j in (one, other)]
+            raise ValueError(
+                f"Rank {ranks[place[i]]} computes two things at once: {names[0]} until "
+                f"{end[open_[-1]]:.9g} s, and {names[1]} from {start[i]:.9g} s to {end[i]:.9g} s. "
+                "Spans follow one another or lie inside one another: correct these rows."
+            )
+        open_.append(i)
+
+
+def _behind(columns, place, lane, start, end) -> np.ndarray:
+    """Seconds that each comm event spent behind the one before it in its group's lane."""
+    behind = np.zeros(len(place))
+    at = np.flatnonzero(lane == 1)
+    if not len(at):
+        return behind
+    message = columns["op"].mask(_ENDS.__contains__).astype(np.int64)[at]
+    group, members = (take(columns[name], at) for name in ("group", "members"))
+    key = keys([place[at], group, members, message])
+    order = np.argsort(key, kind="stable")  # in order of start within each
+    same = np.diff(key[order], prepend=key[order[0]] - 1) == 0
+    before = np.where(same, np.roll(end[at][order], 1), -np.inf)
+    late = np.clip(before - start[at][order], 0.0, (end - start)[at][order])
+    behind[at[order]] = late
+    return behind
+
+
+def _tracks(events: Events) -> np.ndarray:
+    """The line of each comm event: the first that is free, so that no bar hides another."""
+    track = np.zeros(len(events), np.int64)
+    at = np.flatnonzero(events.lane == 1)
+    if len(at) < 2:
+        return track
+    at = at[np.lexsort((events.start[at] + events.behind[at], events.place[at]))]
+    start, end = (events.start + events.behind)[at], events.end[at]
+    slack = 0.002 * float(events.end.max())  # about a pixel
+    if not ((np.diff(events.place[at]) == 0) & (start[1:] < end[:-1] - slack)).any():
+        return track
+    busy, now = [], -1
+    for i, place, begins, ends in zip(
+        at.tolist(), events.place[at].tolist(), start.tolist(), end.tolist()
+    ):
+        if place != now:
+            busy, now = [], place
+        line = next((n for n, until in enumerate(busy) if until <= begins + slack), len(busy))
+        if line == len(busy):
+            busy.append(ends)
+        busy[line] = max(busy[line], ends)
+        track[i] = line
+    return np.minimum(track, 3)
+
+
+def thinned(events: Events, most: int) -> tuple[Events, float]:
+    """At most `most` events: those shorter than a slot of time become one for each operation.
+
+    Their seconds (behind, waiting, busy) and bytes are added up and stay within their slot; what
+    is longer is kept as it is. Gives the events and the slot's length.
+    """
+    length = events.end - events.start
+    span = float(events.end.max()) or 1e-9
+    lines = events.place * 2 + events.lane
+    many = int(events.op.max()) + 1
+
+    def pieces(slot):
+        short = np.flatnonzero(length < slot)
+        cell = lines[short] * (int(span / slot) + 2) + (events.start[short] / slot).astype(int)
+        return short, cell * many + events.op[short]
+
+    def kept(slot):
+        short, key = pieces(slot)
+        return len(events) - len(short) + len(np.unique(key))
+
+    low, high = 0.0, span * 1.0001
+    for _ in range(12):
+        middle = (max(low, span / 1e6) * high) ** 0.5
+        low, high = (low, middle) if kept(middle) <= most else (middle, high)
+        if high < low * 1.1:
+            break
+    short, key = pieces(high)
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    size = len(first)
+    made = events.at(short[first])
+    made.count = np.bincount(which, events.count[short], size).astype(np.int64)
+    made.bytes = np.bincount(which, events.bytes[short], size).astype(np.int64)
+    made.behind, made.wait = (
+        np.bincount(which, c[short], size) for c in (events.behind, events.wait)
+    )
+    total = np.bincount(which, length[short], size)
+    same = lambda column: (
+        np.bincount(which, column[short] != column[short[first]][which], size) == 0
+    )
+    for name in ("stage", "microbatch", "number", "peer"):
+        column = getattr(events, name)
+        setattr(made, name, np.where(same(column), column[short[first]], -1))
+    # Within a slot the operations lie one after the other, from its first start.
+    cell = key[first] // many
+    fresh = np.flatnonzero(np.diff(cell, prepend=-1))
+    sizes = np.diff(np.append(fresh, size))
+    before = np.cumsum(total) - total
+    begin = np.minimum.reduceat(made.start, fresh)
+    made.start = np.repeat(begin - before[fresh], sizes) + before
+    made.end = made.start + total
+    long = np.flatnonzero(length >= high)
+    both = {f.name: np.concatenate([getattr(events, f.name)[long], getattr(made, f.name)])
+            for f in fields(Events)}  # fmt: skip
+    order = np.lexsort((-both["end"], both["start"], both["lane"], both["place"]))
+    return Events(**{name: column[order] for name, column in both.items()}), float(high)
+
+
+def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], str]:
+    """The ranks to draw, and in words those that only one of the two has, or that are missing."""
+    ranks = list(ledger.ranks)
+    if len(ranks) > RANKS:
+        raise ValueError(
+            f"A timeline of {len(ranks)} ranks fits no page: choose up to {RANKS} of them, "
+            f"as in timeline(ledger.where(rank=range({RANKS})))."
+        )
+    said = []
+    if over is not None:
+        only = sorted(set(over.ranks) - set(ranks))
+        none = sorted(set(ranks) - set(over.ranks))
+        if only:
+            said.append(f"{in_words(only)}: {over.source} rows only, not drawn")
+        if none:
+            said.append(f"{in_words(none)}: no {over.source} rows")
+    members = {rank for row in ledger._columns["members"].words for rank in row}
+    missing = sorted(members - set(ranks))
+    if missing:
+        said.append(f"{in_words(missing)}: named by a group, and without a row")
+    return ranks, "\n".join(said)
