@@ -1,0 +1,235 @@
+"""Pipeline parallel: each rank has some stages of the model and carries out its row of a schedule.
+
+    stage s:  x [B/m, ...] -> y [B/m, ...], sent to the rank of stage s+1; its gradient comes back
+
+[Note: one interpreter]
+A schedule (lib/predict/schedule.py) is a row of actions for each rank. This file carries out any
+of them: F takes what the stage before has sent, computes and sends on; B, or I, takes the gradient
+from the stage after, computes and sends back; W needs nobody. What is needed next is already on its
+way while the present action computes.
+"""
+
+from collections import deque
+
+import torch
+import torch.distributed as dist
+
+from lib.parallel._pipes import Pipes
+from lib.predict._grid import KINDS
+from lib.predict.actions import Schedule
+from lib.ranks.algorithms import exchange
+from lib.ranks.desk import span
+from lib.single.split import SplitBackward
+from lib.single.train import next_token_loss
+
+
+class Pipeline:
+    """This rank's stages of `model`, and the schedule that runs them.
+
+    Built *from* the whole model: anything with a length and slices that are modules (GPT, MLP,
+    nn.Sequential). `lengths` says how many of its blocks each stage gets (default: as equal as can
+    be). `loss(y, targets)` is a mean over its samples. `replicas` is the group of ranks that have
+    the same stages (data parallel): their gradients are averaged. Raises ValueError where blocks,
+    ranks or lengths do not fit the schedule.
+    """
+
+    def __init__(self, model, schedule: Schedule, group=None, *, lengths=None,
+                 loss=next_token_loss, replicas=None):  # fmt: skip
+        self.schedule, self.group, self.loss = schedule, group, loss
+        self.replicas = replicas
+        self.rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if len(schedule) != ranks:
+            raise ValueError(f"{schedule!r} cannot be run by {ranks} ranks: it has {len(schedule)}")
+        self.row = schedule.actions(self.rank)
+        cuts = cut(model, schedule.stages, lengths)
+        self.stages = {s: model[slice(*cuts[s])] for s in self._mine()}
+        self._weights = {s: list(stage.parameters()) for s, stage in self.stages.items()}
+        self.shared = _shared(model, cuts, schedule.placement, self.rank)
+        self.pipes = Pipes(schedule, self.rank, group)
+        self.precision = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        self.peak: dict[
+            int, int
+        ] = {}  # the most microbatches alive on each stage, in the last step
+
+    def _mine(self) -> list[int]:
+        return [s for s, rank in enumerate(self.schedule.placement) if rank == self.rank]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of this rank's stages, each once: what its optimizer steps."""
+        return list({id(p): p for found in self._weights.values() for p in found}.values())
+
+    def zero_grad(self) -> None:
+        """Let go of the gradients of this rank's stages."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one batch; give its loss [] to every rank.
+
+        Every rank of the pipeline passes the same batch, inputs [B, ...] and targets [B, ...]; the
+        first stage reads the one, the last stage the other. Gradients add up in .grad.
+        """
+        m = self.schedule.microbatches
+        if len(inputs) % m or len(targets) % m:
+            raise ValueError(
+                f"dim 0 has {len(inputs)} entries: {m} microbatches cannot share them equally"
+            )
+        self.pipes.open(inputs[: len(inputs) // m], self.stages)
+        run = _Step(self, inputs.chunk(m), targets.chunk(m))
+        for place, action in enumerate(self.row):
+            run.ahead(place)
+            run.do[action.kind](action.stage, action.microbatch)
+        run.finish()
+        self.peak = run.peak
+        return self.pipes.tell(run.total)
+
+
+class _Step:
+    """One batch on its way through this rank."""
+
+    def __init__(self, pipeline: Pipeline, inputs, targets):
+        self.p, self.pipes, self.loss = pipeline, pipeline.pipes, pipeline.loss
+        self.inputs, self.targets = inputs, targets
+        self.last = pipeline.schedule.stages - 1
+        self.do = dict(zip(KINDS, (self.forward, self.backward, self.input, self.weight)))
+        self.alive: dict[tuple[int, int], SplitBackward] = {}
+        self.here: dict[tuple, torch.Tensor] = {}  # what one stage of this rank leaves to another
+        self.peak = dict.fromkeys(pipeline.stages, 0)
+        self.count = dict.fromkeys(pipeline.stages, 0)
+        self.left = dict.fromkeys(
+            pipeline.stages, len(inputs)
+        )  # backwards until its weights are done
+        self.averaging: deque = deque()
+        self.total = torch.zeros((), device=inputs[0].device, dtype=pipeline.precision)
+
+    def ahead(self, place: int) -> None:
+        """Have what this action and the next one need on its way."""
+        for action in self.p.row[place : place + 2]:
+            if action.kind == "F" and action.stage > 0:
+                self.pipes.post("F", action.stage - 1, action.microbatch)
+            elif action.kind in "BI" and action.stage < self.last:
+                self.pipes.post("B", action.stage + 1, action.microbatch)
+
+    def forward(self, stage: int, microbatch: int) -> None:
+        x = self.inputs[microbatch] if stage == 0 else self._take("F", stage - 1, microbatch)
+        if stage and x.is_floating_point():
+            x.requires_grad_()
+        with span("F", stage=stage, microbatch=microbatch):
+            y = self.p.stages[stage](x)
+            if not isinstance(y, torch.Tensor):
+                raise TypeError(
+                    f"stage {stage} gives a {type(y).__name__}: between two stages goes one tensor"
+                )
+            if stage == self.last:
+                y = self.loss(y, self.targets[microbatch]) / len(self.inputs)
+                self.total += y.detach()
+        x = x if x.requires_grad else None
+        self.alive[stage, microbatch] = SplitBackward(y, x, self.p._weights[stage])
+        self.count[stage] += 1
+        self.peak[stage] = max(self.peak[stage], self.count[stage])
+        if stage < self.last:
+            self._give("F", stage, stage + 1, microbatch, y.detach())
+
+    def backward(self, stage: int, microbatch: int) -> None:
+        self._back(stage, microbatch, "B", lambda graph, gradient: graph.whole(gradient))
+        self._done(stage, microbatch)
+
+    def input(self, stage: int, microbatch: int) -> None:
+        self._back(stage, microbatch, "I", lambda graph, gradient: graph.inputs(gradient))
+
+    def weight(self, stage: int, microbatch: int) -> None:
+        with span("W", stage=stage, microbatch=microbatch):
+            self.alive[stage, microbatch].weights()
+        self._done(stage, microbatch)
+
+    def _back(self, stage: int, microbatch: int, kind: str, of) -> None:
+        gradient = None if stage == self.last else self._take("B", stage + 1, microbatch)
+        with span(kind, stage=stage, microbatch=microbatch):
+            found = of(self.alive[stage, microbatch], gradient)
+        if stage > 0:
+            self._give("B", stage, stage - 1, microbatch, found)
+
+    def _done(self, stage: int, microbatch: int) -> None:
+        del self.alive[stage, microbatch]
+        self.count[stage] -= 1
+        self.left[stage] -= 1
+        if not self.left[stage] and self.p.replicas is not None:
+            self.averaging.append(_average(self._own(stage), self.p.replicas))
+
+    def _own(self, stage: int) -> list:
+        """The stage's parameters that no other stage of the model has."""
+        return [p for p in self.p._weights[stage] if not any(p is q for q, _ in self.p.shared)]
+
+    def _take(self, kind: str, stage: int, microbatch: int) -> torch.Tensor:
+        if (kind, stage, microbatch) in self.here:
+            return self.here.pop((kind, stage, microbatch))
+        return self.pipes.take(kind, stage, microbatch)
+
+    def _give(self, kind: str, stage: int, to: int, microbatch: int, tensor) -> None:
+        if to in self.p.stages:
+            self.here[kind, stage, microbatch] = tensor
+        else:
+            self.pipes.send(tensor, self.p.schedule.placement[to])
+
+    def finish(self) -> None:
+        """Add up what several ranks share, wait for the averages and for what is still sent."""
+        for parameter, ranks in self.p.shared:
+            _add_up(parameter, ranks, self.p.rank, self.p.group)
+        if self.p.replicas is not None and self.p.shared:
+            self.averaging.append(_average([p for p, _ in self.p.shared], self.p.replicas))
+        for wait in self.averaging:
+            wait()
+        self.pipes.finish()
+
+
+def cut(model, stages: int, lengths=None) -> list[tuple[int, int]]:
+    """First and last block (excluded) of each stage; as equal as can be unless `lengths` says."""
+    blocks = len(model)
+    if blocks < stages:
+        raise ValueError(f"{blocks} blocks do not make {stages} stages: each needs at least one")
+    if lengths is None:
+        more = blocks % stages
+        lengths = [blocks // stages + (s < more) for s in range(stages)]
+    if len(lengths) != stages or sum(lengths) != blocks or min(lengths) < 1:
+        raise ValueError(
+            f"lengths {list(lengths)} must be {stages} numbers of 1 or more that add up to "
+            f"{blocks}, the blocks of the model"
+        )
+    ends = [sum(lengths[:s]) for s in range(stages + 1)]
+    return list(zip(ends, ends[1:]))
+
+
+def _shared(model, cuts, placement, rank) -> list[tuple[torch.nn.Parameter, list[int]]]:
+    """Parameters that stages of several ranks have, this rank among them: (parameter, ranks)."""
+    owners: dict[int, tuple] = {}
+    for stage, (first, last) in enumerate(cuts):
+        for parameter in model[first:last].parameters():
+            owners.setdefault(id(parameter), (parameter, set()))[1].add(placement[stage])
+    several = ((p, sorted(ranks)) for p, ranks in owners.values() if len(ranks) > 1)
+    return [(p, ranks) for p, ranks in several if rank in ranks and p.requires_grad]
+
+
+def _add_up(parameter, ranks, rank, group) -> None:
+    """Sum a shared parameter's gradient over the ranks that have it, in the order of ranks."""
+    mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    others = {r: torch.empty_like(mine) for r in ranks if r != rank}
+    exchange(dict.fromkeys(others, mine), others, group, "shared by stages")
+    parameter.grad = sum((others.get(r, mine) for r in ranks[1:]), others.get(ranks[0], mine))
+
+
+def _average(parameters, group):
+    """Launch the mean of these gradients over `group`; the call that is given back waits for it."""
+    known = [p for p in parameters if p.requires_grad]
+    if not known:
+        return lambda: None
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in known]
+    flat = torch.cat([g.flatten() for g in gradients])
+    work = dist.all_reduce(flat, group=group, async_op=True)
+
+    def wait():
+        work.wait()
+        flat.div_(dist.get_world_size(group))
+        for parameter, part in zip(known, flat.split([p.numel() for p in known])):
+            parameter.grad = part.view_as(parameter)
+
+    return wait

@@ -1,0 +1,87 @@
+"""Our pipeline's step against torch.distributed.pipelining's: the same stages, the same batch."""
+
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+
+from lib import World
+from lib.parallel.pipeline import Pipeline, cut
+from lib.predict import schedule as schedules
+from lib.predict.shape import GPTShape
+from lib.single.batches import Batches
+from lib.single.models import GPT
+from lib.single.train import next_token_loss
+
+SHAPE = GPTShape(layers=8, width=128, heads=4)  # 10 blocks with embedding and head
+ROWS = {
+    "GPipe": ("ScheduleGPipe", "gpipe", 1),
+    "1F1B": ("Schedule1F1B", "one_f_one_b", 1),
+    "interleaved 1F1B": ("ScheduleInterleaved1F1B", "interleaved", 2),
+    "ZB-V": ("ScheduleZBVZeroBubble", "zb_v", 2),
+}
+
+
+class Copied(torch.nn.Module):
+    """A stage that gives no view: PyTorch's zero-bubble schedules refuse one."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return self.part(x).clone()
+
+
+def both(row: str, microbatches: int, repeats: int) -> float:
+    """Median seconds of our step over PyTorch's, the two taking turns in the same processes."""
+    native, ours, each = ROWS[row]
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    batch = Batches(2 * microbatches, 64)[0]
+    count = ranks * each
+    model, theirs = GPT(SHAPE), GPT(SHAPE)
+    pipeline = Pipeline(model, getattr(schedules, ours)(count, microbatches))
+    cuts = cut(theirs, count)
+    mine = [s for s, home in enumerate(pipeline.schedule.placement) if home == rank]
+    parts = {s: theirs[slice(*cuts[s])] for s in mine}
+    parts = {s: Copied(part) if row == "ZB-V" else part for s, part in parts.items()}
+    made = [pipelining.PipelineStage(p, s, count, torch.device("cpu")) for s, p in parts.items()]
+    kind = getattr(pipelining, native, None) or getattr(pipelining.schedules, native)
+    run = kind(made if each > 1 else made[0], microbatches, loss_fn=next_token_loss)
+    first, last = 0 in mine, count - 1 in mine
+
+    def their_step():
+        run.step(*[batch[0]] * first, **({"target": batch[1], "losses": []} if last else {}))
+        theirs.zero_grad()
+
+    def our_step():
+        pipeline.step(*batch)
+        pipeline.zero_grad()
+
+    steps, times = (our_step, their_step), ([], [])
+    for turn in range(2 * repeats + 4):
+        dist.barrier()
+        began = time.perf_counter()
+        steps[turn % 2]()
+        dist.barrier()
+        if turn >= 4:
+            times[turn % 2].append(time.perf_counter() - began)
+    return median(times[0]) / median(times[1])
+
+
+def against_pytorch(repeats: int = 15, launches: int = 3):
+    """Rows (what, ratio): the median of so many launches."""
+    for ranks in (2, 4):
+        for row in ROWS:
+            found = []
+            for _ in range(launches):
+                with World(ranks, device="cpu") as world:
+                    found.append(median(world.run(both, row, 8, repeats)))
+            yield f"{row} step / PyTorch's, {ranks} ranks", median(found)
+
+
+if __name__ == "__main__":
+    for what, ratio in against_pytorch():
+        print(f"{what:<44} {ratio:.3f}", flush=True)
