@@ -1,5 +1,6 @@
 """Words that several pictures share, and the sentences that refuse bad input."""
 
+from lib.draw.style import LETTER
 from lib.ledger import Ledger
 
 
@@ -17,3 +18,15 @@ def has_rows(ledger, what: str) -> None:
         raise TypeError(f"A {what} is drawn from a Ledger, not from {kind}: use world.record(...).")
     if not len(ledger.where(lane=["compute", "comm"])):
         raise ValueError(f"There is nothing to draw: this ledger has no rows for a {what}.")
+
+
+def lines_of(text: str, room: float) -> list[str]:
+    """A text in lines that fit into `room` pixels; a word that is longer has a line of its own."""
+    made = [""]
+    for word in text.split():
+        longer = f"{made[-1]} {word}".strip()
+        if made[-1] and len(longer) * LETTER > room:
+            made.append(word)
+        else:
+            made[-1] = longer
+    return made

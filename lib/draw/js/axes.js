@@ -111,3 +111,14 @@ export function legend(keys, left, y, right) {
 export function plural(number, noun) {
   return `${commas(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
+
+// A text in lines that fit into `room` pixels; a word that is longer has a line of its own.
+export function linesOf(text, room) {
+  const made = [""];
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const longer = `${made.at(-1)} ${word}`.trim();
+    if (made.at(-1) && longer.length * style.letter > room) made.push(word);
+    else made[made.length - 1] = longer;
+  }
+  return made;
+}

@@ -89,9 +89,10 @@ const builders = {
     }];
   },
 
-  // Runs state[name] from min to max in `seconds`, whole steps where `step` is given.
+  // Runs state[name] from min to max in `seconds`, whole steps where `step` is given. With `jump`
+  // it moves all the time, and back and ahead go to the next multiple: ahead by moving there.
   player(now, set, state) {
-    let last = 0, running = false, carried = 0;
+    let last = 0, running = false, carried = 0, until = null;
     const { label, name } = now();
     const go = (to) => {
       const { min, max } = now();
@@ -103,27 +104,39 @@ const builders = {
       const { min, max, step, seconds } = now();
       carried += ((time - (last || time)) / 1000 / seconds) * (max - min);
       last = time;
-      const moved = step ? Math.floor(carried / step) * step : carried;
-      if (moved) (carried -= moved), go(state[name] + moved);
-      if (state[name] >= max) return hold();
+      const moved = step ? Math.floor(carried / step) * step : carried, end = until ?? max;
+      if (moved) (carried -= moved), go(Math.min(end, state[name] + moved));
+      if (state[name] >= end) return hold();
       requestAnimationFrame(tick);
+    };
+    const start = (end) => {
+      const waits = !running; // else a tick is on its way
+      [running, last, carried, until] = [true, 0, 0, end];
+      set({});
+      if (waits) requestAnimationFrame(tick);
     };
     const play = () => {
       if (running) return hold();
       if (state[name] >= now().max) go(now().min);
-      [running, last, carried] = [true, 0, 0];
-      set({});
-      requestAnimationFrame(tick);
+      start(null);
     };
     const jump = (way) => () => {
-      const { min, max, step } = now();
+      const { min, max, step, jump: by } = now();
+      if (by && way > 0 && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+        if (running && until !== null) go(until); // pressed again: no need to watch it
+        if (state[name] < max) start((Math.floor(state[name] / by + 1e-9) + 1) * by);
+        return;
+      }
       running = false;
-      go(state[name] + way * (step || (max - min) / 50));
+      if (!by) return go(state[name] + way * (step || (max - min) / 50));
+      const at = state[name] / by;
+      go((way > 0 ? Math.floor(at + 1e-9) + 1 : Math.ceil(at - 1e-9) - 1) * by);
     };
+    const fine = () => ({ step: (now().max - now().min) / 500, ...now() });
     const back = make("button", { type: "button", text: "◂", "aria-label": `${label}: back`, onclick: jump(-1) });
     const toggle = make("button", { type: "button", class: "mrom-play", onclick: play });
     const ahead = make("button", { type: "button", text: "▸", "aria-label": `${label}: ahead`, onclick: jump(1) });
-    const [line, update] = builders.slider(now, (change) => ((running = false), set(change)), state);
+    const [line, update] = builders.slider(fine, (change) => ((running = false), set(change)), state);
     const node = make("span", { class: "mrom-player" }, toggle, back, ahead, line);
     return [node, () => {
       toggle.textContent = running ? "Pause" : "Play";

@@ -30,7 +30,7 @@ export function dress(el) {
 .mrom .mrom-play{min-width:64px}
 .mrom input[type=range]{width:140px;accent-color:var(--link);margin:0;min-height:24px}
 .mrom input[type=checkbox]{width:16px;height:16px;accent-color:var(--link);margin:0}
-.mrom output{min-width:48px;font-variant-numeric:tabular-nums}
+.mrom output{min-width:48px;white-space:nowrap;font-variant-numeric:tabular-nums}
 .mrom :focus-visible{outline:2px solid var(--link);outline-offset:2px}
 .mrom-stage{position:relative;touch-action:pan-y}
 .mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block}

@@ -5,6 +5,7 @@
 //   layout(state, width) -> {marks, height, status, clip, summary}   pure; nothing else decides what is drawn;
 //          `summary` where what is true at first does not stay true
 //   overlay(state, width, laid) -> marks                       for `moving`: names of state that only it shows
+//   begin(set), end(): for what changes outside of the picture; below: controls stand under it
 //   drag: {start(mark, at, state, laid) -> bool, move(at, state, laid) -> changes, end(at, state, laid) -> changes}
 //   press(mark, at, state, laid), wheel(by, at, state, laid), key(key, state, laid, mark, shift) -> changes or nothing
 //   words(state, laid) -> what stands under "In words", where that is more than the summary
@@ -67,9 +68,9 @@ function draw(figure, shape, model, old) {
   const voice = make("p", { class: "mrom-voice", "aria-live": "polite" });
   const told = make("pre", { text: shape.summary, tabindex: 0, "aria-label": `${shape.title}, in words` });
   const words = make("details", { class: "mrom-words" }, make("summary", { text: "In words" }), told);
-  if (controls.length)
-    figure.append(make("div", { class: "mrom-controls" }, ...controls.map((c) => c.node)));
-  figure.append(stage, status, voice, words);
+  const desk = make("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
+  if (controls.length && !shape.below) figure.append(desk);
+  figure.append(stage, ...(shape.below ? [desk] : []), status, voice, words);
   // 2. one redraw for each frame, of what changed
   let laid = { marks: [], height: 0 }, chosen = null, width = 0, waiting = 0, stale = true;
   let over = [];
@@ -143,6 +144,7 @@ function draw(figure, shape, model, old) {
   const noTheme = onTheme(() => ((stale = true), set({})));
   figure.picture = { state, set, took, laid, over, shape };
   resize();
+  shape.begin?.(set);
   return () => {
     cancelAnimationFrame(waiting);
     eye.disconnect();
