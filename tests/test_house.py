@@ -98,16 +98,6 @@ def test_methods_never_import_one_another(path):
         assert not sibling, f"{shown(path)} imports its sibling {target}"
 
 
-def test_a_part_serves_one_method():
-    parts = {file: set(targets(file)) for file in FILES if floor(module(file)) == "parallel"}
-    for file in parts:
-        name = module(file)
-        if file.name.startswith("_") and file.name != "__init__.py":
-            users = {shown(user) for user, found in parts.items() if name in found}
-            methods = {user for user in users if "/_" not in user}
-            assert len(methods) <= 1 and users, f"{shown(file)} is a part of {sorted(methods)}"
-
-
 @every_file
 def test_one_device_has_never_heard_of_a_rank(path):
     if floor(module(path)) == "single":

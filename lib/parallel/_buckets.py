@@ -1,4 +1,7 @@
-"""Parts of data.py: a bucket of gradients, what all ranks must agree on, what a loss did not use."""
+"""A part of data.py: buckets of gradients, what ranks must agree on, what a loss did not use."""
+
+import zlib
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -8,7 +11,7 @@ from lib.ranks.storages import tensors_of
 
 
 class Bucket:
-    """Gradients of some parameters end to end: `views[i]`, a part of `flat`, is that of `params[i]`.
+    """Gradients of `params` end to end in `flat`; `views[i]`, a part of it, is that of `params[i]`.
 
     `index` is its place in the order of launching.
     """
@@ -39,8 +42,10 @@ def make(params: list, order: list[int], limits, backwards: bool = False):
     """
     kinds = [(params[n].dtype, params[n].device) for n in order]
     groups = assign([params[n].nbytes for n in order], limits, kinds)
+    if backwards:  # the bucket of the first parameter is full last
+        groups.sort(key=lambda positions: positions[0], reverse=True)
     buckets, places = [], [None] * len(params)
-    for positions in reversed(groups) if backwards else groups:
+    for positions in groups:
         inside = [order[position] for position in positions]
         bucket = Bucket(len(buckets), [params[n] for n in inside])
         buckets.append(bucket)
@@ -71,15 +76,20 @@ def same_everywhere(module, group) -> None:
         (name, f"{list(p.shape)} {p.dtype}, {'trained' if p.requires_grad else 'frozen'}")
         for name, p in module.named_parameters()
     ]
-    theirs: list = [None] * dist.get_world_size(group)
+    device = next(module.parameters()).device
+    checksum = torch.tensor([len(mine), zlib.crc32(repr(mine).encode())], device=device)
+    checksums = [torch.empty_like(checksum) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(checksums, checksum, group)
+    if all(torch.equal(other, checksums[0]) for other in checksums):
+        return
+    theirs: list = [None] * len(checksums)  # words only where they are needed
     dist.all_gather_object(theirs, mine, group)
     for rank, other in enumerate(theirs):
         if other != theirs[0]:
-            tail = [("nothing", "")] * abs(len(other) - len(theirs[0]))
-            pairs = zip([*theirs[0], *tail], [*other, *tail])
+            pairs = zip_longest(theirs[0], other, fillvalue=("no such parameter",))
             here, there = next((a, b) for a, b in pairs if a != b)
             raise ValueError(
-                f"the models differ: rank 0 of the group has {' '.join(here)}, rank {rank} has "
+                f"the models differ: rank 0 of the group has {' '.join(here)}; rank {rank} has "
                 f"{' '.join(there)}. Build the same model on every rank"
             )
 

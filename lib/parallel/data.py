@@ -71,7 +71,7 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args, **kwargs):
         reducer, training = self._reducer, torch.is_grad_enabled()
         sync = self._sync and training
-        if sync:
+        if training:
             reducer.rebuild()
         if self._synced and self._moving:  # a buffer is what the first rank's batches made of it
             _buckets.broadcast(self._moving, self.group)

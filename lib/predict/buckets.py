@@ -43,15 +43,25 @@ def assign(
     return sorted(full + left, key=lambda positions: positions[-1])
 
 
-def first_step(shape: ModelShape, itemsize: int = 4) -> list[int]:
-    """Give the bytes of the first step's buckets: one, as the order of use is not known yet."""
-    return [shape.nbytes(itemsize)]
+def construction(shape: ModelShape, ranks: int, itemsize: int = 4) -> list[tuple[str, int]]:
+    """Give the exchanges, (operation, bytes), that make every rank's model the first rank's.
 
-
-def later_steps(shape: ModelShape, bucket_bytes: int | None = None, itemsize: int = 4) -> list[int]:
-    """Give the bytes of each bucket from the second step on, in the order they are launched.
-
-    Gradients come from the last parameter to the first; a tied head's with its embedding.
+    Two integers of 8 bytes tell whether the models are alike; then come the parameters.
     """
+    return [("all_gather", 16 * ranks), ("broadcast", shape.nbytes(itemsize))]
+
+
+def exchanges(
+    shape: ModelShape, step: int, bucket_bytes: int | None = None, itemsize: int = 4
+) -> list[tuple[str, int]]:
+    """Give the exchanges, (operation, bytes), of a step in the order they are launched.
+
+    Step 0 has one bucket. Step 1 begins with the order of the parameters, 8 bytes each. Gradients
+    come from the last parameter to the first; a tied head's with its embedding.
+    """
+    if step == 0:
+        return [("all_reduce", shape.nbytes(itemsize))]
     sizes = [parameter.numel * itemsize for parameter in reversed(shape.parameters)]
-    return [sum(sizes[n] for n in bucket) for bucket in assign(sizes, limits_of(bucket_bytes))]
+    buckets = assign(sizes, limits_of(bucket_bytes))
+    order = [("broadcast", 8 * len(sizes))] if step == 1 else []
+    return order + [("all_reduce", sum(sizes[n] for n in bucket)) for bucket in buckets]
