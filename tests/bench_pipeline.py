@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 
 from lib import World
-from lib.parallel.pipeline import Pipeline, cut
+from lib.parallel._pipes import cut
+from lib.parallel.pipeline import Pipeline
 from lib.predict import schedule as schedules
 from lib.predict.shape import GPTShape
 from lib.single.batches import Batches

@@ -10,7 +10,8 @@ from torch import nn
 
 from lib import RankError
 from lib.parallel import _pipes
-from lib.parallel.pipeline import Pipeline, cut
+from lib.parallel._pipes import cut
+from lib.parallel.pipeline import Pipeline
 from lib.predict import schedule as schedules
 from lib.predict.play import Costs, play
 from lib.predict.shape import GPTShape, MLPShape

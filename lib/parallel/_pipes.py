@@ -97,6 +97,62 @@ class Pipes:
         return forms
 
 
+class Passing:
+    """What goes from stage to stage while a rank carries out its row: over pipes, or within it."""
+
+    def __init__(self, schedule, rank: int, pipes: Pipes, stages):
+        self.schedule, self.pipes, self.stages = schedule, pipes, stages
+        self.row, self.last = schedule.actions(rank), schedule.stages - 1
+        self.here: dict[tuple, torch.Tensor] = {}  # what one stage of this rank leaves to another
+
+    def ahead(self, place: int) -> None:
+        """Have what the action at `place` and the next one need on its way."""
+        for stage, kind, microbatch in self.row[place : place + 2]:
+            if kind == "F" and stage > 0:
+                self.pipes.post("F", stage - 1, microbatch)
+            elif kind in "BI" and stage < self.last:
+                self.pipes.post("B", stage + 1, microbatch)
+
+    def take(self, kind: str, stage: int, microbatch: int) -> torch.Tensor:
+        """Give what stage `stage` has made, an activation ("F") or a gradient ("B")."""
+        if (kind, stage, microbatch) in self.here:
+            return self.here.pop((kind, stage, microbatch))
+        return self.pipes.take(kind, stage, microbatch)
+
+    def give(self, kind: str, stage: int, to: int, microbatch: int, tensor) -> None:
+        """Pass on what stage `stage` has made to stage `to`."""
+        if to in self.stages:
+            self.here[kind, stage, microbatch] = tensor
+        else:
+            self.pipes.send(tensor, self.schedule.placement[to])
+
+
+def cut(model, stages: int, lengths=None) -> list[tuple[int, int]]:
+    """First and last block (excluded) of each stage; as equal as can be unless `lengths` says."""
+    blocks = len(model)
+    if blocks < stages:
+        raise ValueError(f"{blocks} blocks do not make {stages} stages: each needs at least one")
+    if lengths is None:
+        more = blocks % stages
+        lengths = [blocks // stages + (s < more) for s in range(stages)]
+    if len(lengths) != stages or sum(lengths) != blocks or min(lengths) < 1:
+        raise ValueError(
+            f"lengths {list(lengths)} must be {stages} numbers of 1 or more that add up to "
+            f"{blocks}, the blocks of the model"
+        )
+    ends = [sum(lengths[:s]) for s in range(stages + 1)]
+    return list(zip(ends, ends[1:]))
+
+
+def one_tensor(y, stage: int) -> torch.Tensor:
+    """Give y; raise TypeError where a stage gives something else than a tensor."""
+    if not isinstance(y, torch.Tensor):
+        raise TypeError(
+            f"stage {stage} gives a {type(y).__name__}: between two stages goes one tensor"
+        )
+    return y
+
+
 def _messages(schedule, source: int, destination: int) -> list[tuple[str, int, int]]:
     """What `source` sends to `destination`, in its order: (F or B, its stage, microbatch)."""
     placement, last, found = schedule.placement, schedule.stages - 1, []
@@ -115,14 +171,10 @@ def _form(module, stage: int, form, device) -> tuple:
     try:
         module.eval()  # no batch norm counts this
         with torch.no_grad():
-            y = module(x)
+            y = one_tensor(module(x), stage)
     finally:
         for m, mode in modes:
             m.training = mode
-    if not isinstance(y, torch.Tensor):
-        raise TypeError(
-            f"stage {stage} gives a {type(y).__name__}: between two stages goes one tensor"
-        )
     if y.dtype not in _DTYPES or y.dim() > _HEADER - 2:
         raise TypeError(f"stage {stage} gives {y.dim()} dims of {y.dtype}, which cannot be sent")
     return y.shape, y.dtype

@@ -14,7 +14,7 @@ from collections import deque
 import torch
 import torch.distributed as dist
 
-from lib.parallel._pipes import Pipes
+from lib.parallel._pipes import Passing, Pipes, cut, one_tensor
 from lib.predict._grid import KINDS
 from lib.predict.actions import Schedule
 from lib.ranks.algorithms import exchange
@@ -40,7 +40,6 @@ class Pipeline:
         self.rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if len(schedule) != ranks:
             raise ValueError(f"{schedule!r} cannot be run by {ranks} ranks: it has {len(schedule)}")
-        self.row = schedule.actions(self.rank)
         cuts = cut(model, schedule.stages, lengths)
         self.stages = {s: model[slice(*cuts[s])] for s in self._mine()}
         self._weights = {s: list(stage.parameters()) for s, stage in self.stages.items()}
@@ -76,7 +75,7 @@ class Pipeline:
             )
         self.pipes.open(inputs[: len(inputs) // m], self.stages)
         run = _Step(self, inputs.chunk(m), targets.chunk(m))
-        for place, action in enumerate(self.row):
+        for place, action in enumerate(run.row):
             run.ahead(place)
             run.do[action.kind](action.stage, action.microbatch)
         run.finish()
@@ -84,16 +83,15 @@ class Pipeline:
         return self.pipes.tell(run.total)
 
 
-class _Step:
+class _Step(Passing):
     """One batch on its way through this rank."""
 
     def __init__(self, pipeline: Pipeline, inputs, targets):
-        self.p, self.pipes, self.loss = pipeline, pipeline.pipes, pipeline.loss
+        super().__init__(pipeline.schedule, pipeline.rank, pipeline.pipes, pipeline.stages)
+        self.p, self.loss = pipeline, pipeline.loss
         self.inputs, self.targets = inputs, targets
-        self.last = pipeline.schedule.stages - 1
         self.do = dict(zip(KINDS, (self.forward, self.backward, self.input, self.weight)))
         self.alive: dict[tuple[int, int], SplitBackward] = {}
-        self.here: dict[tuple, torch.Tensor] = {}  # what one stage of this rank leaves to another
         self.peak = dict.fromkeys(pipeline.stages, 0)
         self.count = dict.fromkeys(pipeline.stages, 0)
         self.left = dict.fromkeys(
@@ -102,24 +100,12 @@ class _Step:
         self.averaging: deque = deque()
         self.total = torch.zeros((), device=inputs[0].device, dtype=pipeline.precision)
 
-    def ahead(self, place: int) -> None:
-        """Have what this action and the next one need on its way."""
-        for action in self.p.row[place : place + 2]:
-            if action.kind == "F" and action.stage > 0:
-                self.pipes.post("F", action.stage - 1, action.microbatch)
-            elif action.kind in "BI" and action.stage < self.last:
-                self.pipes.post("B", action.stage + 1, action.microbatch)
-
     def forward(self, stage: int, microbatch: int) -> None:
-        x = self.inputs[microbatch] if stage == 0 else self._take("F", stage - 1, microbatch)
+        x = self.inputs[microbatch] if stage == 0 else self.take("F", stage - 1, microbatch)
         if stage and x.is_floating_point():
             x.requires_grad_()
         with span("F", stage=stage, microbatch=microbatch):
-            y = self.p.stages[stage](x)
-            if not isinstance(y, torch.Tensor):
-                raise TypeError(
-                    f"stage {stage} gives a {type(y).__name__}: between two stages goes one tensor"
-                )
+            y = one_tensor(self.stages[stage](x), stage)
             if stage == self.last:
                 y = self.loss(y, self.targets[microbatch]) / len(self.inputs)
                 self.total += y.detach()
@@ -128,7 +114,7 @@ class _Step:
         self.count[stage] += 1
         self.peak[stage] = max(self.peak[stage], self.count[stage])
         if stage < self.last:
-            self._give("F", stage, stage + 1, microbatch, y.detach())
+            self.give("F", stage, stage + 1, microbatch, y.detach())
 
     def backward(self, stage: int, microbatch: int) -> None:
         self._back(stage, microbatch, "B", lambda graph, gradient: graph.whole(gradient))
@@ -143,11 +129,11 @@ class _Step:
         self._done(stage, microbatch)
 
     def _back(self, stage: int, microbatch: int, kind: str, of) -> None:
-        gradient = None if stage == self.last else self._take("B", stage + 1, microbatch)
+        gradient = None if stage == self.last else self.take("B", stage + 1, microbatch)
         with span(kind, stage=stage, microbatch=microbatch):
             found = of(self.alive[stage, microbatch], gradient)
         if stage > 0:
-            self._give("B", stage, stage - 1, microbatch, found)
+            self.give("B", stage, stage - 1, microbatch, found)
 
     def _done(self, stage: int, microbatch: int) -> None:
         del self.alive[stage, microbatch]
@@ -160,17 +146,6 @@ class _Step:
         """The stage's parameters that no other stage of the model has."""
         return [p for p in self.p._weights[stage] if not any(p is q for q, _ in self.p.shared)]
 
-    def _take(self, kind: str, stage: int, microbatch: int) -> torch.Tensor:
-        if (kind, stage, microbatch) in self.here:
-            return self.here.pop((kind, stage, microbatch))
-        return self.pipes.take(kind, stage, microbatch)
-
-    def _give(self, kind: str, stage: int, to: int, microbatch: int, tensor) -> None:
-        if to in self.p.stages:
-            self.here[kind, stage, microbatch] = tensor
-        else:
-            self.pipes.send(tensor, self.p.schedule.placement[to])
-
     def finish(self) -> None:
         """Add up what several ranks share, wait for the averages and for what is still sent."""
         for parameter, ranks in self.p.shared:
@@ -180,23 +155,6 @@ class _Step:
         for wait in self.averaging:
             wait()
         self.pipes.finish()
-
-
-def cut(model, stages: int, lengths=None) -> list[tuple[int, int]]:
-    """First and last block (excluded) of each stage; as equal as can be unless `lengths` says."""
-    blocks = len(model)
-    if blocks < stages:
-        raise ValueError(f"{blocks} blocks do not make {stages} stages: each needs at least one")
-    if lengths is None:
-        more = blocks % stages
-        lengths = [blocks // stages + (s < more) for s in range(stages)]
-    if len(lengths) != stages or sum(lengths) != blocks or min(lengths) < 1:
-        raise ValueError(
-            f"lengths {list(lengths)} must be {stages} numbers of 1 or more that add up to "
-            f"{blocks}, the blocks of the model"
-        )
-    ends = [sum(lengths[:s]) for s in range(stages + 1)]
-    return list(zip(ends, ends[1:]))
 
 
 def _shared(model, cuts, placement, rank) -> list[tuple[torch.nn.Parameter, list[int]]]:
