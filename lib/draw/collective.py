@@ -1,14 +1,29 @@
-"""What a collective does, piece by piece."""
+"""What a collective does: before and after, or step by step."""
 
 from lib.draw import labels, style
 from lib.draw.picture import Mark, Picture
+from lib.draw.steps import steps
+from lib.predict.rounds import Plan
 
 
-def collective(*ops: str, ranks: int = 4) -> Picture:
+def collective(*ops: str | Plan, ranks: int = 4, numel: int = 250_000, itemsize: int = 4,
+               view: str | None = None) -> Picture:  # fmt: skip
     """Draw what each rank holds before and after a collective, or after each of several in a row.
 
     A0 is piece 0 of rank A = 0; Σ0 is the sum of everybody's piece 0; an empty row holds nothing.
+    A Plan (lib.predict.rounds) is drawn step by step, on its own number of ranks, where each has
+    `numel` elements of `itemsize` bytes; `view` lays the ranks out as a "ring" or in "rows".
     """
+    if ops and isinstance(ops[0], Plan):
+        if len(ops) > 1:
+            raise ValueError(f"{len(ops)} plans do not fit one picture: give them one at a time.")
+        if view not in (None, "ring", "rows"):
+            raise ValueError(f'Ranks stand in a "ring" or in "rows", not in {view!r}.')
+        return steps(ops[0], numel, itemsize, view)
+    return _before_and_after(ops, ranks)
+
+
+def _before_and_after(ops: tuple[str, ...], ranks: int) -> Picture:
     grids = labels.grids(ops, ranks)
     widest = [max(1, *map(len, grid)) for grid in grids]
     arrow, tall, top = 116.0, 26, 8

@@ -1,4 +1,4 @@
-"""Six all-reduces on paper: in each round, who sends which pieces to whom.
+"""Six all-reduces and an all-to-all on paper: in each round, who sends which pieces to whom.
 
 [Note: a plan is data]
 A plan is a list of rounds, a round a list of moves that leave together. The same plan is run on
@@ -43,16 +43,19 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """One all-reduce as rounds of moves; prints as a line for each round."""
+    """One collective as rounds of moves; prints as a line for each round."""
 
     name: str
     ranks: int
     pieces: int
     rounds: tuple[tuple[Move, ...], ...]
     whole: bool = False  # the pieces are whole buffers, one from each rank
+    personal: bool = False  # piece s·ranks + d goes from rank s to rank d alone
 
     def sizes(self, numel: int) -> list[int]:
         """Elements of each piece where every rank has `numel`."""
+        if self.personal:
+            return pieces(numel, self.ranks) * self.ranks
         return [numel] * self.pieces if self.whole else pieces(numel, self.pieces)
 
     def __str__(self) -> str:
@@ -149,6 +152,13 @@ def _back(rounds: list[list[Move]]) -> list[list[Move]]:
         [replace(m, source=m.destination, destination=m.source, add=False) for m in moves]
         for moves in reversed(rounds)
     ]
+
+
+@cache
+def all_to_all(n: int) -> Plan:
+    """Each rank hands every other the piece meant for it: in round k to the rank k places on."""
+    rounds = [[Move(r, (r + k) % n, r * n + (r + k) % n) for r in range(n)] for k in range(1, n)]
+    return Plan("all_to_all", n, n * n, tuple(map(tuple, rounds)), personal=True)
 
 
 PLANS = {f.__name__: f for f in (central, everyone, ring, tree, halving_doubling, two_level)}

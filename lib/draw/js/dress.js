@@ -19,7 +19,8 @@ export function dress(el) {
 .mrom [hidden]{display:none!important}
 .mrom-controls{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;margin:0 0 10px}
 .mrom-controls label,.mrom-player,.mrom-controls form{display:inline-flex;align-items:center;gap:8px;margin:0}
-.mrom-player{gap:6px}
+.mrom-player{gap:6px;max-width:100%}
+.mrom-player label{min-width:0}
 .mrom-controls form{flex-wrap:wrap}
 .mrom button,.mrom select,.mrom input[type=text]{min-height:28px;padding:2px 10px;color:var(--ink);
   background:var(--paper);border:1px solid var(--faint);border-radius:5px;margin:0;width:auto;
@@ -28,7 +29,7 @@ export function dress(el) {
 .mrom button:hover:not(:disabled){background:var(--grid)}
 .mrom button:disabled,.mrom input:disabled{opacity:.55;cursor:default}
 .mrom .mrom-play{min-width:64px}
-.mrom input[type=range]{width:140px;accent-color:var(--link);margin:0;min-height:24px}
+.mrom input[type=range]{width:140px;min-width:48px;accent-color:var(--link);margin:0;min-height:24px}
 .mrom input[type=checkbox]{width:16px;height:16px;accent-color:var(--link);margin:0}
 .mrom output{min-width:48px;white-space:nowrap;font-variant-numeric:tabular-nums}
 .mrom :focus-visible{outline:2px solid var(--link);outline-offset:2px}
