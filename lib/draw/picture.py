@@ -1,6 +1,5 @@
 """A picture: marks in pixels, drawn as PNG for the notebook and as SVG for everything else."""
 
-import io
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -28,6 +27,7 @@ class Mark:
     text: str = ""
     align: str = "left"  # or "middle", "right"
     points: tuple[tuple[float, float], ...] = ()
+    alpha: float = 0.3  # of an area: how much of its colour covers what lies under it
     about: str = ""  # what it shows, in words: "rank 0 all_reduce moving"
 
 
@@ -82,13 +82,11 @@ class Picture:
 
     def png(self, *, dark: bool = False) -> bytes:
         """The picture as a PNG with a palette, two pixels for one; the same bytes every time."""
-        from PIL import Image
+        from lib.draw.pixels import draw  # Pillow, which drawing SVG does without
+        from lib.draw.png import png
 
-        rgba = Image.frombytes("RGBA", *_pixels(self, dark))
-        flat = rgba.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-        out = io.BytesIO()
-        flat.save(out, "PNG", optimize=True)
-        return out.getvalue()
+        shades = {style.PAPER} | {s for mark in self.marks for s in (mark.fill, mark.edge) if s}
+        return png(draw(self, dark), [shade[dark] for shade in shades])
 
     def svg(self) -> str:
         """The picture as SVG text, with the colours for light and for dark paper in it."""
@@ -133,49 +131,8 @@ def _svg(mark: Mark, names: dict) -> str:
         paints = f"{paint('fill', mark.fill)};{paint('stroke', mark.edge)}{dash}"
         return f'{where} style="{paints}">{title}</rect>{hatch}'
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
-    shape, opacity = ("polygon", ";opacity:.3") if mark.kind == "area" else ("polyline", "")
+    shape, opacity = (
+        ("polygon", f";opacity:{mark.alpha:g}") if mark.kind == "area" else ("polyline", "")
+    )
     paints = f"{paint('fill', mark.fill)};{paint('stroke', mark.edge)}{dash}{opacity}"
     return f'<{shape} points="{points}" style="stroke-width:1.6;{paints}">{title}</{shape}>'
-
-
-def _pixels(picture: Picture, dark: bool) -> tuple[tuple[int, int], bytes]:
-    """Draw with matplotlib's own canvas, without pyplot: nothing global is touched."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    ground = style.PAPER[dark]
-    with matplotlib.rc_context({"hatch.linewidth": 0.7, "font.family": style.FONT}):
-        figure = Figure((picture.width / 100, picture.height / 100), dpi=200, facecolor=ground)
-        canvas = FigureCanvasAgg(figure)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, picture.width), ylim=(picture.height, 0))
-        axes.axis("off")
-        for order, mark in enumerate(picture.marks):
-            for artist in _artists(mark, dark):
-                artist.set_zorder(order)  # else lines lie over boxes, whatever comes first
-                axes.add_artist(artist)
-        canvas.draw()
-    return canvas.get_width_height(), bytes(canvas.buffer_rgba())
-
-
-def _artists(mark: Mark, dark: bool):
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Polygon, Rectangle
-    from matplotlib.text import Text
-
-    fill, edge = (shade[dark] if shade else "none" for shade in (mark.fill, mark.edge))
-    line = {"linestyle": (0, (4, 3)) if mark.dash else "-"}
-    if mark.kind == "text":
-        side = {"left": "left", "middle": "center", "right": "right"}[mark.align]
-        yield Text(mark.x, mark.y, mark.text, color=fill, ha=side, va="center_baseline",
-                   fontsize=style.SIZE * 0.72, parse_math=False)  # fmt: skip
-    elif mark.kind == "box":
-        box = (mark.x, mark.y), mark.w, mark.h
-        yield Rectangle(*box, facecolor=fill, edgecolor=edge, linewidth=0.7, **line)
-        if mark.hatch:
-            ink = style.FAINT[dark]
-            yield Rectangle(*box, facecolor="none", edgecolor=ink, linewidth=0, hatch="//////")
-    elif mark.kind == "area":
-        yield Polygon(mark.points, facecolor=fill, edgecolor="none", alpha=0.3)
-    else:
-        yield Line2D(*zip(*mark.points), color=edge, linewidth=1.15, **line)
