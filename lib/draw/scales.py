@@ -14,13 +14,13 @@ def ticks(span: float, most: int = 6) -> list[float]:
     return [step * i for i in range(int(span / step * (1 + 1e-9)) + 1)]
 
 
-def axis(left: float, right: float, y: float, span: float) -> list[Mark]:
-    """A time axis from 0 to `span` seconds, with its unit at each tick."""
+def axis(left: float, right: float, y: float, span: float, unit: str = "s") -> list[Mark]:
+    """A time axis from 0 to `span`, with its unit at each tick; "" for plain numbers."""
     marks = [Mark("line", edge=style.FAINT, points=((left, y), (right, y)))]
-    for tick in ticks(span):
+    for tick in ticks(span, max(2, min(6, int((right - left) / 90)))):
         x = left + tick / span * (right - left)
         marks.append(Mark("line", edge=style.FAINT, points=((x, y), (x, y + 4))))
-        text = style.amount(tick, "s") if tick else "0"
+        text = style.amount(tick, unit) if tick else "0"
         side = "right" if x > right - 24 else "middle"
         x = right if side == "right" else x
         marks.append(Mark("text", x, y + 14, fill=style.INK, text=text, align=side))
