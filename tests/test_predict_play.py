@@ -61,6 +61,7 @@ def test_an_overlapped_pair_runs_side_by_side():
     text = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,(1F1;0B0)OVERLAP_F_B,1B1,0B1"
     one_by_one = play(text, Costs(1, 2, 3))
     assert one_by_one.makespan == 24 and when(one_by_one, "1B0") == (3, 8)
+    assert when(one_by_one, "0F1") == (2, 3)
     run = play(text, Costs(1, 2, 3, overlap=[4.0, 5.0]))
     assert when(run, "0F1") == when(run, "1B0") == (2, 6)
     assert when(run, "1F1") == when(run, "0B0") == (6, 11)
@@ -72,7 +73,20 @@ def test_an_overlapped_pair_waits_for_what_both_need():
     run = play(text, Costs(overlap=1.5, send=0.25))
     assert when(run, "2B0") == (3.5, 5.5)  # 1F1 alone could start at 2.25
     assert when(run, "1F1") == when(run, "1B0") == (5.75, 7.25)
-    assert when(run, "0B0") == (7.5, 9.5)
+    assert when(run, "2F1") == (7.5, 8.5) and when(run, "0B0") == (7.5, 9.5)
+    # without a time of its own the pair is F, then B; what it sends leaves at its end
+    run = play(text, Costs(send=0.25))
+    assert when(run, "1F1") == (5.75, 6.75) and when(run, "1B0") == (6.75, 8.75)
+    assert when(run, "2F1") == (9.0, 10.0) and when(run, "0B0") == (9.0, 11.0)
+    sends = run.ledger.where(lane="comm", rank=1)
+    assert [(r.note, r.microbatch, r.start) for r in sends][1:3] == [("F", 1, 8.75), ("B", 0, 8.75)]
+
+
+def test_a_pair_that_waits_for_itself_is_refused():
+    text = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1"
+    with pytest.raises(ScheduleError, match="Deadlock"):
+        play(text)
+    assert play(text.replace("(0F1;0B0)OVERLAP_F_B", "0F1,0B0")).makespan > 0
 
 
 def test_a_message_stays_off_the_devices_unless_asked():

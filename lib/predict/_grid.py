@@ -14,9 +14,10 @@ class Grid:
     `cell` numbers (microbatch, stage); a place is an index into the arrays; -1 means none.
     """
 
-    def __init__(self, codes, first, stages: int, microbatches: int):
+    def __init__(self, codes, first, stages: int, microbatches: int, overlapped):
         self.codes, self.first = codes, first
         self.stages, self.microbatches = stages, microbatches
+        self.overlapped = overlapped  # the place of the forward of each overlapped pair
 
     @cached_property
     def kind(self) -> np.ndarray:
@@ -59,6 +60,15 @@ class Grid:
         inner = np.flatnonzero(backward & (self.stage < self.stages - 1))
         needs[inner] = self._places(backward)[self.cell[inner] + 1]
         return needs
+
+    @cached_property
+    def waits(self) -> np.ndarray:
+        """As `needs`, but the results of an overlapped pair are there when both are done."""
+        if not len(self.overlapped):
+            return self.needs
+        waits = self.needs.copy()
+        waits[np.isin(waits, self.overlapped)] += 1
+        return waits
 
     def _places(self, wanted) -> np.ndarray:
         """For each cell, the place of its action among those wanted."""

@@ -94,9 +94,10 @@ def _order(rows):
 
 def _deadlock(rows, grid):
     nothing = np.zeros(len(grid.codes))
-    _, at = earliest(grid.first, grid.needs, nothing, nothing)
-    first, needs = grid.first.tolist(), grid.needs.tolist()
-    stuck = {rank: place for rank, place in enumerate(at) if place < first[rank + 1]}
+    first, needs = grid.first.tolist(), grid.waits.tolist()
+    undone = np.isnan(earliest(grid.first, grid.waits, nothing, nothing))
+    left = [np.flatnonzero(undone[a:b]) for a, b in zip(first, first[1:])]
+    stuck = {rank: first[rank] + int(places[0]) for rank, places in enumerate(left) if len(places)}
     if not stuck:
         return None
     rank_of = grid.rank.tolist()

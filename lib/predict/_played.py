@@ -19,14 +19,16 @@ def send_rows(run, times) -> Ledger:
     sent = np.flatnonzero(times > 0)
     source, to = grid.rank[sent], grid.receiver[sent]
     pair = source * len(run.schedule) + to
-    order = np.lexsort((run.ends[sent], pair))
+    start = run.ends.copy()
+    start[grid.overlapped] = run.ends[grid.overlapped + 1]
+    start = start[sent]
+    order = np.lexsort((start, pair))
     number = np.empty(len(sent), int)  # which message of its pair
     fresh = np.flatnonzero(np.diff(pair[order], prepend=-1))
     lengths = np.diff(np.append(fresh, len(sent)))
     number[order] = np.arange(len(sent)) - np.repeat(fresh, lengths)
     pairs, codes = np.unique(pair, return_inverse=True)
     members = [divmod(int(p), len(run.schedule)) for p in pairs]
-    start = run.ends[sent]
     return _ledger(
         run, sent, start, start + times[sent], lane="comm", op="send", arrived=start,
         members=Words(members, codes.astype(np.int32)), number=number, peer=to,

@@ -92,18 +92,17 @@ class Schedule(Sequence):
         stages = 1 + max((action.stage for action in every), default=-1)
         codes = [[4 * (a.microbatch * stages + a.stage) + KINDS.index(a.kind) for a in row]
                  for row in flat]  # fmt: skip
-        self._set(codes, stages, 1 + max((a.microbatch for a in every), default=-1), name)
-        places = [at for row in rows for cell in row for at in _marks(cell)]
-        self.overlapped = np.flatnonzero(np.array(places, bool))
+        pairs = np.flatnonzero([at for row in rows for cell in row for at in _marks(cell)])
+        self._set(codes, stages, 1 + max((a.microbatch for a in every), default=-1), name, pairs)
         if fault := first_fault(flat, self.grid):
             raise ScheduleError(*fault, flat)
 
-    def _set(self, codes, stages: int, microbatches: int, name: str) -> None:
+    def _set(self, codes, stages: int, microbatches: int, name: str, overlapped) -> None:
         self.stages, self.microbatches, self.name = stages, microbatches, name
         self._first = [0, *accumulate(map(len, codes))]
         flat = np.concatenate([np.asarray(row, np.int64) for row in codes] or [np.empty(0, int)])
-        self.grid = Grid(flat, np.array(self._first), stages, microbatches)
-        self.overlapped = np.empty(0, int)  # where the forward of each overlapped pair stands
+        pairs = np.array(overlapped, int)
+        self.grid = Grid(flat, np.array(self._first), stages, microbatches, pairs)
 
     @classmethod
     def from_codes(
@@ -115,8 +114,7 @@ class Schedule(Sequence):
         `overlapped` numbers, row after row, the forwards that run beside the action that follows.
         """
         schedule = cls.__new__(cls)
-        schedule._set(codes, stages, microbatches, name)
-        schedule.overlapped = np.array(overlapped, int)
+        schedule._set(codes, stages, microbatches, name, overlapped)
         return schedule
 
     @classmethod
@@ -132,8 +130,8 @@ class Schedule(Sequence):
         first, last = self._first[rank], self._first[rank + 1]
         codes, stages = self.grid.codes[first:last].tolist(), self.stages
         row = [Action(c // 4 % stages, KINDS[c % 4], c // 4 // stages) for c in codes]
-        inside = self.overlapped[(self.overlapped >= first) & (self.overlapped < last)] - first
-        for at in reversed(inside.tolist()):
+        pairs = self.grid.overlapped
+        for at in reversed((pairs[(pairs >= first) & (pairs < last)] - first).tolist()):
             row[at : at + 2] = [Overlap(row[at], row[at + 1])]
         return row
 
@@ -155,7 +153,7 @@ class Schedule(Sequence):
         return (
             (self._first, self.stages) == (other._first, other.stages)
             and np.array_equal(self.grid.codes, other.grid.codes)
-            and np.array_equal(self.overlapped, other.overlapped)
+            and np.array_equal(self.grid.overlapped, other.grid.overlapped)
         )
 
     __hash__ = None

@@ -20,11 +20,11 @@ from lib.predict.actions import Schedule
 class Costs:
     """What each action takes: a number, or one for each stage; any unit of time, memory in bytes.
 
-    `backward` is a whole B (default: input + weight), `overlap` an overlapped forward and backward
-    (default: one after the other). `send` is the time of a message between neighbours on different
-    ranks, a number or one for each of the stages - 1 borders. `activation` is what a microbatch
-    keeps on a stage from its F to the end of its backward, `kept` what of it lives on from I to W
-    (default: all).
+    `backward` is a whole B (default: input + weight). `overlap` is an overlapped pair, by the stage
+    of its forward (default: one after the other); its results leave when both are done. `send` is
+    the time of a message between neighbours on different ranks, a number or one for each of the
+    stages - 1 borders. `activation` is what a microbatch keeps on a stage from its F to the end of
+    its backward, `kept` what of it lives on from I to W (default: all).
     """
 
     forward: float = 1.0
@@ -73,7 +73,7 @@ class Run:
 
     def __init__(self, schedule: Schedule, costs: Costs):
         self.schedule, self.costs = schedule, costs
-        grid, paired = schedule.grid, schedule.overlapped
+        grid = schedule.grid
         # 1. How long each action takes, and its message.
         self._own = costs.table(grid.stages)[grid.kind, grid.stage]
         self._send = np.zeros_like(self._own)
@@ -82,20 +82,28 @@ class Run:
             forth, back = np.append(border, 0.0), np.append(0.0, border)
             sends = np.where(grid.kind == F, forth[grid.stage], back[grid.stage])
             self._send = np.where(grid.receiver >= 0, sends, 0.0)
-        # 2. Overlapped pairs: the forward stands for both, and waits for what both need.
-        also = None
-        if costs.overlap is not None and len(paired):
-            self._own[paired] = costs.each("overlap", grid.stages)[grid.stage[paired]]
-            self._own[paired + 1] = 0.0
-            also = np.full(len(grid.codes), -1)
-            also[paired] = grid.needs[paired + 1]
+        # 2. How long it occupies its rank; the second of an overlapped pair stands for both.
+        busy, first = self._own, grid.overlapped
+        if len(first):
+            both = busy[first] + busy[first + 1]
+            if costs.overlap is not None:
+                both = costs.each("overlap", grid.stages)[grid.stage[first]]
+            busy = busy.copy()
+            busy[first], busy[first + 1] = 0.0, both
+        busy = busy + self._send if costs.sends_block else busy
+        sent = np.zeros_like(busy) if costs.sends_block else self._send
         # 3. Play.
-        busy = self._own + self._send if costs.sends_block else self._own
-        travel = np.zeros_like(busy) if costs.sends_block else self._send
-        self.starts, _ = earliest(grid.first, grid.needs, busy, travel, also)
-        if also is not None:
-            self.starts[paired + 1] = self.starts[paired]
-            self._own[paired + 1] = self._own[paired]
+        late = np.append(sent, 0.0)[grid.needs]
+        done = earliest(grid.first, grid.waits, late, busy)
+        free = np.append(0.0, done[:-1])
+        free[grid.first[:-1]] = 0.0
+        self.starts = np.maximum(free, np.append(done, 0.0)[grid.waits] + late)
+        if len(first):
+            self.starts[first] = self.starts[first + 1]
+            if costs.overlap is None:
+                self.starts[first + 1] += self._own[first]
+            else:
+                self._own[first] = self._own[first + 1] = both
         self.ends = self.starts + self._own
 
     def __repr__(self) -> str:
@@ -111,7 +119,7 @@ class Run:
         """The time in which each rank computes; an overlapped pair counts once."""
         own = self._own.copy()
         if self.costs.overlap is not None:
-            own[self.schedule.overlapped + 1] = 0.0
+            own[self.schedule.grid.overlapped + 1] = 0.0
         return np.bincount(self.schedule.grid.rank, own)
 
     def bubble(self, definition: str = "share") -> float:

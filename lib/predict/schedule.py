@@ -144,7 +144,7 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
     step = 4 * schedule.stages * schedule.microbatches * np.arange(steps)
     rows = np.split(grid.codes, grid.first[1:-1])
     rows = [(row + step[:, None]).ravel() for row in rows]
-    places = np.split(np.isin(np.arange(len(grid.codes)), schedule.overlapped), grid.first[1:-1])
+    places = np.split(np.isin(np.arange(len(grid.codes)), grid.overlapped), grid.first[1:-1])
     overlapped = np.flatnonzero(np.concatenate([np.tile(row, steps) for row in places]))
     many = schedule.microbatches * steps
     return Schedule.from_codes(rows, schedule.stages, many, schedule.name, overlapped)
