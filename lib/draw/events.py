@@ -57,7 +57,7 @@ class Read:
     groups: list[str]
     notes: list[str]
     source: str
-    rows: int  # before thinning
+    rows: np.ndarray  # the ledger's row of each event, before thinning
     slot: float = 0.0  # events shorter than this (s) were put together; 0.0: none
 
 
@@ -66,7 +66,9 @@ def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
 
     Raises ValueError where a rank would compute two things at once that do not nest.
     """
-    shown = ledger.where(lane=list(LANES), rank=list(ranks))
+    inside = ledger._columns["lane"].mask(LANES.__contains__)
+    at = np.flatnonzero(inside & np.isin(ledger._columns["rank"], ranks))
+    shown = ledger[at]
     columns = shown._columns
     place = np.searchsorted(ranks, columns["rank"])
     lane = columns["lane"].mask(lambda name: name == "comm").astype(np.int64)
@@ -86,7 +88,7 @@ def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
         np.zeros(len(place), np.int64), np.ones(len(place), np.int64),
     )  # fmt: skip
     found = Read(events, *(list(words[name].words) for name in ("op", "group", "note")),
-                 ledger.source, len(events))  # fmt: skip
+                 ledger.source, at[order])  # fmt: skip
     if len(events) > most:
         found.events, found.slot = thinned(events, most)
     found.events.track = _tracks(found.events)
@@ -216,7 +218,7 @@ def thinned(events: Events, most: int) -> tuple[Events, float]:
     return Events(**{name: column[order] for name, column in both.items()}), float(high)
 
 
-def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], str]:
+def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], list[str]]:
     """The ranks to draw, and in words those that only one of the two has, or that are missing."""
     ranks = list(ledger.ranks)
     if len(ranks) > RANKS:
@@ -236,4 +238,4 @@ def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], str]:
     missing = sorted(members - set(ranks))
     if missing:
         said.append(f"{in_words(missing)}: named by a group, and without a row")
-    return ranks, "\n".join(said)
+    return ranks, said

@@ -3,10 +3,12 @@
 import numpy as np
 
 from lib.draw import style
+from lib.draw.compare import compare
 from lib.draw.events import MOST, Read, chosen_ranks, read
 from lib.draw.picture import Mark, Picture
 from lib.draw.scales import axis, legend
-from lib.draw.ticks import coded, column, pairs, tick_of, whole
+from lib.draw.ticks import tick_of, whole
+from lib.draw.told import data_of
 from lib.draw.words import has_rows, in_words
 from lib.ledger import Ledger
 
@@ -32,13 +34,14 @@ def timeline(ledger: Ledger, over: Ledger | None = None) -> Picture:
     most = [min(n, max(MOST * n // max(sum(rows), 1), 1)) for n in rows]
     shown = [read(one, ranks, float(one.column("start").min()), m)
              for one, m in zip((ledger, over), most)]  # fmt: skip
-    story = _story(ledger, over, odd, any(one.slot for one in shown))
     tick = tick_of(span, sum(len(one.events) for one in shown))
     line = _Lines(ranks, shown)
-    data = {
-        "ranks": ranks, "tick": tick, "span": max(1, round(span / tick)),
-        "tracks": line.tracks, "runs": [_data(one, tick) for one in shown],
-    }  # fmt: skip
+    difference = compare(ledger, over) if over is not None else None
+    data = data_of(ledger, over, shown, tick, difference)
+    data |= {"ranks": ranks, "span": max(1, round(span / tick)), "tracks": line.tracks}
+    if difference and difference.missing:
+        odd.append(f"{over.source} only: {', '.join(difference.missing)}")
+    story = _story(ledger, over, odd, any(one.slot for one in shown))
     # 3. the still
     marks, height = _marks(data, line, shown)
     return Picture(marks, height, story, live=("timeline", data))
@@ -70,7 +73,7 @@ def _marks(data: dict, line: _Lines, shown: list[Read]) -> tuple[list[Mark], flo
              text=f"rank {rank}", align="right")
         for place, rank in enumerate(data["ranks"])
     ]  # fmt: skip
-    bars, texts = _bars(shown[0], data, line, pixels)
+    bars, texts = _bars(shown[0], data, line, pixels, ground=len(shown) > 1)
     marks += bars
     for one in shown[1:]:
         marks += _outlines(one, data, line, pixels)
@@ -93,7 +96,9 @@ def _columns(one: Read, tick: float) -> list[list]:
     return [c.tolist() for c in (e.place, e.lane, e.track, e.op, e.microbatch, *times)]
 
 
-def _bars(one: Read, data: dict, line: _Lines, pixels: float) -> tuple[list[Mark], list[Mark]]:
+def _bars(
+    one: Read, data: dict, line: _Lines, pixels: float, ground: bool
+) -> tuple[list[Mark], list[Mark]]:
     """Bars, and the words inside them where they fit."""
     columns, bars, texts = _columns(one, data["tick"]), [], []
     shades = [style.colour(op) for op in one.ops]
@@ -118,6 +123,10 @@ def _bars(one: Read, data: dict, line: _Lines, pixels: float) -> tuple[list[Mark
             w = line.left + then * pixels - x
         text = _label(one.ops[op], microbatch, w) if h > 12 else ""
         if text:
+            if ground:  # outlines pass behind the words
+                wide = len(text) * style.LETTER
+                box = x + (w - wide) / 2, y + h / 2 - 7, wide, 14
+                texts.append(Mark("box", *box, fill=shades[op]))
             texts.append(Mark("text", x + w / 2, y + h / 2, fill=style.on(shades[op]), text=text,
                               align="middle"))  # fmt: skip
     return bars, texts
@@ -144,7 +153,7 @@ def _outlines(one: Read, data: dict, line: _Lines, pixels: float) -> list[Mark]:
     return marks
 
 
-def _story(ledger: Ledger, over: Ledger | None, odd: str, thin: bool) -> str:
+def _story(ledger: Ledger, over: Ledger | None, odd: list[str], thin: bool) -> str:
     """The same in words, without times: they differ from run to run."""
     of_rank: dict[int, list[str]] = {rank: [] for rank in ledger.ranks}
     spans = ledger.where(lane="compute")
@@ -159,7 +168,7 @@ def _story(ledger: Ledger, over: Ledger | None, odd: str, thin: bool) -> str:
         stories.setdefault(", ".join(words) or "computing", []).append(rank)
     lines = [f"timeline, {ledger.source}: a row a rank, time to the right"]
     lines += [f"  {in_words(ranks)}: {words}" for words, ranks in stories.items()]
-    lines += [f"  {line}" for line in odd.splitlines()]
+    lines += [f"  {line}" for line in odd]
     if thin:
         lines.append(f"  thinned: at most {MOST:,} bars; short neighbours of one operation are one")
     return "\n".join(lines + ([f"  dashed: {over.source}"] if over else []))
@@ -170,24 +179,3 @@ def _different(ledger: Ledger) -> list[tuple[int, str]]:
     ops = ledger._columns["op"]
     found = np.unique(ledger._columns["rank"] * max(len(ops.words), 1) + ops.codes)
     return [(int(key) // len(ops.words), ops.words[int(key) % len(ops.words)]) for key in found]
-
-
-def _data(one: Read, tick: float) -> dict:
-    """The events of a ledger as columns of whole numbers, as js/events.js reads them."""
-    e = one.events
-    start, end = whole(e.start, tick), whole(e.end, tick)
-    behind, wait = whole(e.behind, tick), whole(e.behind + e.wait, tick)
-    line = e.place * 2 + e.lane
-    first = np.diff(line, prepend=-1) != 0
-    gap = start - np.where(first, 0, np.roll(end, 1))
-    notes = one.notes if sum(map(len, one.notes)) < 2_000 else []
-    return {
-        "source": one.source, "rows": one.rows, "thin": one.slot, "n": len(e),
-        "ops": one.ops, "groups": one.groups, "notes": notes,
-        "line": pairs(line), "gap": column(gap), "length": column(end - start),
-        "behind": column(behind), "wait": column(wait - behind), "op": column(e.op),
-        "bytes": coded(e.bytes), "stage": column(e.stage), "microbatch": column(e.microbatch),
-        "number": column(e.number), "peer": column(e.peer), "group": column(e.group),
-        "note": column(e.note) if notes else 0, "track": column(e.track),
-        "count": column(e.count),
-    }  # fmt: skip

@@ -1,7 +1,7 @@
 // The events of a ledger, as lib/draw/timeline.py packs them: columns of whole numbers in ticks.
 
 // A column is a list, or one number for all; a coded one is {of: values, at: column}.
-function columnOf(packed, n) {
+export function columnOf(packed, n) {
   if (typeof packed === "number") return new Array(n).fill(packed);
   if (Array.isArray(packed)) return packed;
   return columnOf(packed.at, n).map((code) => packed.of[code]);

@@ -1,8 +1,8 @@
 // When each rank did what: the living twin of lib/draw/timeline.py.
 // needs: zoom events
 import { zoomable } from "./zoom.js";
-import { eventsOf, lanesOf, goingOn, named, tellEvent, ranksInWords } from "./events.js";
-import { amount, axis, colourOf, family, legend, lettersOn } from "./axes.js";
+import { columnOf, eventsOf, lanesOf, goingOn, named, tellEvent, ranksInWords } from "./events.js";
+import { amount, axis, colourOf, family, legend, lettersOn, tint } from "./axes.js";
 
 const EDGE = 14, TOP = 8; // px around a timeline
 const TALL = 18, GAP = 9; // px of a rank: what it computes, and paper below
@@ -12,7 +12,9 @@ export function picture(data) {
   const { ranks, tick, span } = data;
   const runs = data.runs.map(eventsOf), lines = lanesOf(runs[0]);
   const place = places(data), window = zoomable(span, "at");
-  const kinds = runs.map((run) => run.ops.map(look));
+  const looks = runs[0].ops.map(look);
+  const { path, idle } = { path: stepsOf(data), idle: gapsOf(runs[0], lines, ranks, span) };
+  const over = overOf(data, runs);
   const shown = new Set([...new Set(runs[0].op)].map((op) => family(runs[0].ops[op])));
   const time = (ticks) => amount(ticks * tick, "s");
 
@@ -24,27 +26,71 @@ export function picture(data) {
       kind: "text", x: place.left - 8, y: place.y(i, 0, 0) + TALL / 2, fill: style.ink,
       text: `rank ${rank}`, align: "right",
     })); // prettier-ignore
-    const { texts, waits } = bars(marks, runs[0], kinds[0], view);
+    if (state.bubble) gaps(marks, view);
+    const { texts, waits } = bars(marks, runs[0], state.path && path, view);
+    if (state.path && path) steps(marks, view);
     for (const run of runs.slice(1)) outlines(marks, run, view);
     for (const text of texts) marks.push(text);
     for (const mark of axis(place.left, right, place.bottom, from * tick, to * tick)) marks.push(mark);
     const keys = Object.entries({ ...style.compute, ...style.comm })
       .filter(([name]) => shown.has(name))
       .map(([name, shade]) => [name, shade, false]);
+    if (state.bubble) keys.push(["not computing", style.grid, false]);
     if (waits) keys.push(["waiting for the last rank", null, true]);
     for (const run of runs.slice(1)) keys.push([run.source, null, false]);
     const below = legend(keys, place.left, place.bottom + 2 * style.line + 10, width);
     marks.push(...below.marks);
     const clip = { x: place.left, y: 0, w: right - place.left, h: place.bottom };
-    return { marks, height: Math.round(below.y), clip };
+    return { marks, height: Math.round(below.y), clip, status: status(state) };
   }
 
-  function bars(marks, run, looks, { from, to, scale, left, right, x }) {
+  function status(state) {
+    const { said } = data;
+    const parts = [said.over, state.bubble && said.bubble, state.path && said.path, said.thin];
+    return parts.filter(Boolean).join("\n");
+  }
+
+  // Where a rank computes nothing.
+  function gaps(marks, { from, to, scale, x }) {
+    for (const [i, begin, end] of idle) {
+      if (end < from || begin > to) continue;
+      const about = () => `rank ${ranks[i]}: not computing\nfrom ${time(begin)}, for ${time(end - begin)}`;
+      const box = { kind: "box", x: x(begin), y: place.y(i, 0, 0), w: (end - begin) * scale, h: TALL };
+      marks.push({ ...box, fill: style.grid, inside: true, about });
+    }
+  }
+
+  // What the end had to wait for: boxes in full colour, and lines from rank to rank.
+  function steps(marks, { from, to, scale, x }) {
+    let last = null;
+    for (const step of path) {
+      const track = step.lane === 1 ? trackOf(step) : 0;
+      const y = place.y(step.place, step.lane === 1 ? 1 : 0, track);
+      const h = step.lane === 1 ? place.comm : TALL, middle = y + h / 2;
+      if (last && last.place !== step.place)
+        marks.push({ kind: "line", edge: style.ink, points: [[x(step.start), last.y], [x(step.start), middle]], inside: true });
+      last = { place: step.place, y: middle };
+      if (step.end < from || step.start > to) continue;
+      const box = { kind: "box", x: x(step.start), y, w: Math.max((step.end - step.start) * scale, 0.6), h };
+      const fill = step.lane === 2 ? undefined : colourOf(step.op);
+      const words = step.lane === 2 ? "nothing recorded explains this time" : step.op;
+      const about = () => `critical path, rank ${ranks[step.place]}: ${words}\nfor ${time(step.end - step.start)}`;
+      marks.push({ ...box, fill, edge: style.ink, dash: step.lane === 2, thick: 1.5, inside: true, about });
+    }
+  }
+
+  function trackOf({ place, start, end }) {
+    const moving = goingOn(runs[0], lines.get(2 * place + 1), (start + end) / 2);
+    return moving.length ? runs[0].track[moving[0]] : 0;
+  }
+
+  function bars(marks, run, faded, { from, to, scale, left, right, x }) {
     const texts = [];
     let waits = false;
     for (let i = 0; i < run.n; i++) {
       if (run.end[i] < from || run.start[i] > to) continue;
-      const lane = run.lane[i], { shade, letters } = looks[run.op[i]];
+      const lane = run.lane[i], { letters } = looks[run.op[i]];
+      const shade = faded ? looks[run.op[i]].faded : looks[run.op[i]].shade;
       const y = place.y(run.place[i], lane, run.track[i]), h = lane ? place.comm : TALL;
       const more = { id: i, inside: true, about: () => tell(i) };
       const waiting = run.wait[i] - run.behind[i];
@@ -58,13 +104,15 @@ export function picture(data) {
       const w = Math.max((run.end[i] - begin) * scale, 0.6), at = x(begin);
       const box = { kind: "box", x: at, y, w, h, fill: shade, edge: w > 3 ? style.paper : undefined };
       marks.push(Object.assign(box, more));
-      if (h <= 12 || w < 11) continue;
+      if (h <= 12 || w < 11 || faded) continue;
       // words stand in the part that is seen, before a span that lies inside this one
       const next = i + 1 < run.n && !lane && !run.lane[i + 1] && run.place[i + 1] === run.place[i];
       const ends = next && run.start[i + 1] < run.end[i] ? x(run.start[i + 1]) : at + w;
       const first = Math.max(at, left), last = Math.min(ends, right);
       const text = label(run.ops[run.op[i]], run.microbatch[i], last - first);
-      const middle = (first + last) / 2;
+      const middle = (first + last) / 2, wide = text.length * style.letter;
+      if (text && runs.length > 1) // outlines pass behind the words
+        texts.push({ kind: "box", x: middle - wide / 2, y: y + h / 2 - 7, w: wide, h: 14, fill: shade, inside: true });
       if (text)
         texts.push({ kind: "text", x: middle, y: y + h / 2, fill: letters, text, align: "middle", inside: true });
     }
@@ -76,12 +124,21 @@ export function picture(data) {
       const w = (run.end[i] - run.start[i]) * scale;
       if (w < 2 || run.end[i] < from || run.start[i] > to) continue; // a sliver would hide what it lies over
       const y = place.y(run.place[i], run.lane[i], run.track[i]), h = run.lane[i] ? place.comm : TALL;
-      const about = () => `${run.source}\n${tellEvent(run, i, ranks, tick)}`;
+      const about = () => `${run.source}: ${tellEvent(run, i, ranks, tick)}${versus(over.under[i], i)}`;
       marks.push({ kind: "box", x: x(run.start[i]), y, w, h, edge: style.ink, dash: true, inside: true, about });
     }
   }
 
-  const tell = (i) => tellEvent(runs[0], i, ranks, tick);
+  const tell = (i) => tellEvent(runs[0], i, ranks, tick) + versus(i, over.above.get(i));
+
+  // How an event differs from the one of the other run.
+  function versus(here, there) {
+    if (!(here >= 0) || !(there >= 0)) return "";
+    const [one, other] = runs, by = (ticks, more, less) => (ticks ? `${time(Math.abs(ticks))} ${ticks > 0 ? more : less}` : "");
+    const longer = one.end[here] - one.start[here] - other.end[there] + other.start[there];
+    const parts = [by(one.start[here] - other.start[there], "later", "earlier"), by(longer, "longer", "shorter")];
+    return `\n${one.source} against ${other.source}: ${parts.filter(Boolean).join(", ") || "the same"}`;
+  }
 
   // What every rank does at the play head; ranks that do the same are told together.
   function doing(moment) {
@@ -102,11 +159,13 @@ export function picture(data) {
   return {
     title: `Timeline, ${runs[0].source}`,
     summary: data.summary,
-    state: { ...window.state, at: 0 },
+    state: { ...window.state, at: 0, bubble: false, path: false },
     moving: ["at"],
     controls: [
       { kind: "player", name: "at", label: "Time", min: 0, max: span, seconds: 8, show: time },
       ...window.controls,
+      { kind: "toggle", name: "bubble", label: "Bubble" },
+      ...(path ? [{ kind: "toggle", name: "path", label: "Critical path" }] : []),
     ],
     layout,
     overlay(state, width, { clip }) {
@@ -134,7 +193,40 @@ function places({ ranks, tracks }) {
 
 function look(op) {
   const shade = colourOf(op);
-  return { shade, letters: lettersOn(shade) };
+  return { shade, letters: lettersOn(shade), faded: tint(shade, 0.3) };
+}
+
+// The critical path, if it travelled: steps that touch, each with its place.
+function stepsOf({ path, ranks }) {
+  if (!path) return null;
+  const [op, rank, lane, length] = ["op", "rank", "lane", "length"].map((name) => columnOf(path[name], path.n));
+  let end = path.begin;
+  return length.map((long, i) => {
+    const step = { op: path.ops[op[i]], place: ranks.indexOf(rank[i]), lane: lane[i], start: end, end: end + long };
+    end += long;
+    return step;
+  });
+}
+
+// Which events of two runs are the same operation: `under` by the other's, `above` by this one's.
+function overOf({ pairs }, runs) {
+  const under = pairs == null ? [] : columnOf(pairs, runs[1].n).map((shift, i) => shift + i);
+  return { under, above: new Map(under.map((here, i) => [here, i])) };
+}
+
+// [place, from, to] of all that no rank computes in.
+function gapsOf(events, lines, ranks, span) {
+  const gaps = [];
+  ranks.forEach((_, i) => {
+    const line = lines.get(2 * i);
+    let until = 0;
+    for (let e = line ? line.from : 0; e < (line ? line.to : 0); e++) {
+      if (events.start[e] > until) gaps.push([i, until, events.start[e]]);
+      until = Math.max(until, events.end[e]);
+    }
+    if (until < span) gaps.push([i, until, span]);
+  });
+  return gaps;
 }
 
 // What fits into a bar: its name and microbatch, the microbatch alone, or nothing.

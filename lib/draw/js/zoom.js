@@ -33,6 +33,7 @@ export function zoomable(total, head = null) {
     a: (state) => shift(state, -0.25), d: (state) => shift(state, 0.25),
     PageUp: (state) => shift(state, -0.9), PageDown: (state) => shift(state, 0.9),
   }; // prettier-ignore
+  const shifted = { ArrowLeft: "a", ArrowRight: "d" };
   let grip = null; // what a drag began with
   return {
     state: { from: 0, to: total },
@@ -45,7 +46,7 @@ export function zoomable(total, head = null) {
       const share = (moment(at, state, laid) - state.from) / (state.to - state.from);
       return scale(state, Math.exp(Math.sign(by) * Math.min(Math.abs(by), 60) * 0.006), share);
     },
-    key: (key, state) => keys[key]?.(state),
+    key: (key, state, laid, mark, shift) => (shift && shifted[key] ? keys[shifted[key]](state) : keys[key]?.(state)),
     drag: {
       start(mark, at, state, { clip }) {
         const inside = at.x >= clip.x - 4 && at.x <= clip.x + clip.w + 4;

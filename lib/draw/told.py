@@ -1,0 +1,119 @@
+"""What a living timeline knows beyond its bars: columns of whole numbers, and sentences of times.
+
+Sentences with times travel as data and never in the summary, which is compared strictly.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from lib.draw import style
+from lib.draw.compare import Difference
+from lib.draw.critical import bubble, critical_path
+from lib.draw.events import Read
+from lib.draw.ticks import coded, column, pairs, whole
+from lib.ledger import Ledger
+
+STEPS = 2_000  # of a critical path that are kept
+
+
+def data_of(
+    ledger: Ledger, over: Ledger | None, shown: list[Read], tick: float, found: Difference | None
+) -> dict:
+    """Everything that js/timeline.js draws and says, but for the places of ranks."""
+    idle, path = bubble(ledger), critical_path(ledger)
+    said = {"bubble": _bubble(idle.share, idle.by_rank), "path": _path(path)}
+    if over is not None:
+        said["over"] = _difference(ledger, over, found)
+    if any(one.slot for one in shown):
+        said["thin"] = _thinned(shown)
+    data = {"tick": tick, "runs": [_columns(one, tick) for one in shown], "said": said}
+    if over is not None and not any(one.slot for one in shown):
+        data["pairs"] = _pairs(shown, found.pairs)
+    if len(path) <= STEPS:
+        data["path"] = _steps(path, tick)
+    return data
+
+
+def _steps(path: list, tick: float) -> dict:
+    """The steps of a critical path: each begins where the one before it ends."""
+    ops, lanes = sorted({step.op for step in path}), ("compute", "comm", "idle")
+    end = whole(np.array([step.end for step in path]), tick)
+    begin = round(path[0].start / tick)
+    return {
+        "n": len(path), "ops": ops, "begin": begin, "length": column(np.diff(end, prepend=begin)),
+        "op": column(np.array([ops.index(step.op) for step in path])),
+        "rank": column(np.array([step.rank for step in path])),
+        "lane": column(np.array([lanes.index(step.lane) for step in path])),
+    }  # fmt: skip
+
+
+def _columns(one: Read, tick: float) -> dict:
+    """The events of a ledger as columns of whole numbers, as js/events.js reads them."""
+    e = one.events
+    start, end = whole(e.start, tick), whole(e.end, tick)
+    behind, wait = whole(e.behind, tick), whole(e.behind + e.wait, tick)
+    line = e.place * 2 + e.lane
+    first = np.diff(line, prepend=-1) != 0
+    gap = start - np.where(first, 0, np.roll(end, 1))
+    notes = one.notes if sum(map(len, one.notes)) < 2_000 else []
+    return {
+        "source": one.source, "n": len(e), "ops": one.ops, "groups": one.groups, "notes": notes,
+        "line": pairs(line), "gap": column(gap), "length": column(end - start),
+        "behind": column(behind), "wait": column(wait - behind), "op": column(e.op),
+        "bytes": coded(e.bytes), "stage": column(e.stage), "microbatch": column(e.microbatch),
+        "number": column(e.number), "peer": column(e.peer), "group": column(e.group),
+        "note": column(e.note) if notes else 0, "track": column(e.track),
+        "count": column(e.count),
+    }  # fmt: skip
+
+
+def _pairs(shown: list[Read], same: np.ndarray):
+    """For each event of the run laid over, the event under it, told from the one before; or -1."""
+    place = np.full(int(shown[0].rows.max(initial=0)) + 2, -1)
+    place[shown[0].rows] = np.arange(len(shown[0].rows))
+    return column(place[same[shown[1].rows]] - np.arange(len(shown[1].rows)))
+
+
+def _bubble(share: float, by_rank: dict[int, float]) -> str:
+    ranks = ", ".join(f"rank {rank} {part:.1%}" for rank, part in by_rank.items())
+    return f"Bubble: {share:.1%} of all ranks' time is not computing ({ranks})."
+
+
+def _path(path: list) -> str:
+    spent, ranks = Counter(), Counter()
+    for step in path:
+        what = {"compute": step.op, "comm": f"{step.op} moving", "idle": "not explained"}[step.lane]
+        spent[what] += step.end - step.start
+        ranks[step.rank] += step.end - step.start
+    parts = ", ".join(f"{what} {style.amount(s, 's')}" for what, s in spent.most_common())
+    rank, most = ranks.most_common(1)[0]
+    share = most / (sum(ranks.values()) or 1.0)
+    return f"Critical path: {parts}; {share:.0%} of it on rank {rank}."
+
+
+def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
+    here, there = ledger.makespan, over.makespan
+    way = "longer" if found.makespan > 0 else "shorter"
+    share = f" ({abs(found.makespan) / there:.0%})" if there else ""
+    text = f"{ledger.source.capitalize()}: {style.amount(here, 's')}, {over.source}: "
+    text += f"{style.amount(there, 's')}: {style.amount(abs(found.makespan), 's')}{share} {way}."
+    if found.worst is None:
+        return f"{text} No operation is in both."
+    rank, op, microbatch = found.worst
+    name = op + (f" {microbatch}" if microbatch >= 0 else "")
+    way = "longer" if found.seconds > 0 else "less"
+    text += f" Largest difference: rank {rank}, {name} takes "
+    text += f"{style.amount(abs(found.seconds), 's')} {way} than {over.source}"
+    if found.waiting * found.seconds > 0 and abs(found.waiting) > 0.05 * abs(found.seconds):
+        text += f", {style.amount(abs(found.waiting), 's')} of it waiting"
+    return f"{text}."
+
+
+def _thinned(shown: list[Read]) -> str:
+    rows, kept = sum(len(one.rows) for one in shown), sum(len(one.events) for one in shown)
+    slot = style.amount(max(one.slot for one in shown), "s")
+    return (
+        f"Thinned: {rows:,} rows are {kept:,} bars. What is shorter than {slot} is put together "
+        "with its neighbours of the same operation, and moved by less than that."
+    )
