@@ -1,4 +1,4 @@
-"""Checkers, guesses and shown sources: what a reader is told, right, wrong or not yet begun."""
+"""Checkers and shown sources: what a reader is told, right, wrong or not yet begun."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,6 @@ import torch.distributed as dist
 from lib.course import exercises_ranks as chapter_0
 from lib.course.check import Exercise, Hints, Numbers, Par, Verdict
 from lib.course.compare import difference
-from lib.course.guess import guess
 from lib.course.messages import rounds, sent
 from lib.course.source import source
 from lib.ledger import Ledger, Row
@@ -284,32 +283,6 @@ def test_an_invented_all_reduce_is_timed_beside_the_six(world):
     assert "The sums are right: 3 rounds, 3,000,000 bytes from the busiest rank." in text
     assert re.search(r"NVLink4 +\S+ \S+  \w+ ", text) and "Ethernet 10" in text
     assert not chapter_0.invent.check(unbegun, world).solved
-
-
-# --- guesses
-
-
-def test_an_open_guess_says_how_and_reveals_all_the_same(capsys):
-    question = guess("How many?", unit="B")
-    assert repr(question).startswith("How many?\nWrite your answer in place of None")
-    question.reveal(3_000_000)
-    assert capsys.readouterr().out == "How many?\nIt is 3,000,000 B.\n"
-
-
-@pytest.mark.parametrize(
-    ("mine", "answer", "words"),
-    [
-        (3000, 3000, "You said 3,000 B: right."),
-        (3010, 3000, "You said 3,010 B: right."),
-        (6000, 3000, "You said 6,000 B: 2 times too much."),
-        (1000, 3000, "You said 1,000 B: 3 times too little."),
-        (0, 3000, "You said 0 B: not this time."),
-        ("rank 0", "rank 3", "It is rank 3 B. You said rank 0 B: not this time."),
-    ],
-)
-def test_a_guess_hears_how_far_off_it_is(mine, answer, words, capsys):
-    guess("How many?", mine, unit="B").reveal(answer)
-    assert words in capsys.readouterr().out
 
 
 # --- shown sources

@@ -1,10 +1,12 @@
-"""Pictures from plain rows: `timeline`, `schedule`, `traffic`, `collective`, `curve`; no torch."""
+"""Pictures made from plain rows, and `guess`; no torch."""
 
+from lib.draw.buckets import buckets
 from lib.draw.collective import collective
 from lib.draw.curves import curve
+from lib.draw.guess import guess
 from lib.draw.picture import Picture
 from lib.draw.schedule import schedule
 from lib.draw.timeline import timeline
 from lib.draw.traffic import traffic
 
-__all__ = ["Picture", "collective", "curve", "schedule", "timeline", "traffic"]
+__all__ = ["Picture", "buckets", "collective", "curve", "guess", "schedule", "timeline", "traffic"]

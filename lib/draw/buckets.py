@@ -110,13 +110,14 @@ def _measured(ledger: Ledger) -> dict:
     rank = ledger.ranks[0]
     rows = [row for row in ledger.where(lane=["compute", "comm"]) if row.rank == rank]
     back = [row for row in rows if row.lane == "compute" and style.family(row.op) == "backward"]
-    sums = [row for row in rows if row.op == "all_reduce"]
+    zero = min((row.start for row in back), default=0.0)  # what was sent before is not its own
+    sums = [row for row in rows if row.op == "all_reduce" and row.start >= zero]
     if not back or not sums:
         raise ValueError(
             f"Rank {rank} recorded {many(len(back), 'backward')} and "
             f'{many(len(sums), "all-reduce")}: run backward inside span("backward").'
         )
-    zero, free, bars = min(row.start for row in back), 0.0, []
+    free, bars = 0.0, []
     for row in sorted(sums, key=lambda row: row.start):
         start = max(row.start + row.waiting, free)
         free = max(row.end, start)

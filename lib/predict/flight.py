@@ -69,12 +69,14 @@ class Flights:
         for rank in everyone:
             for start, end in zip(zero, self.ready):
                 rows.append(Row(rank, "compute", "backward", start, end))
+            clock = self.backward
             for n, flight in enumerate(self.flights):
                 what = {"group": "world", "members": everyone, "number": n, "bytes": flight.bytes}
                 times = flight.full, flight.end
                 rows.append(Row(rank, "comm", "all_reduce", *times, arrived=flight.full, **what))
-            if self.exposed:
-                rows.append(Row(rank, "wait", "all_reduce", self.backward, self.end, **what))
+                if flight.end > clock:
+                    rows.append(Row(rank, "wait", "all_reduce", clock, flight.end, **what))
+                    clock = flight.end
         return Ledger(rows, source="predicted")
 
 

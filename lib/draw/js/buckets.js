@@ -1,6 +1,6 @@
 // Gradients fill buckets, buckets travel while backward goes on. As lib/draw/_buckets.py draws it.
 // needs: flight
-import { amount, axis, even, legend, lettersOn, linesOf, piece, plural } from "./axes.js";
+import { amount, axis, commas, even, legend, lettersOn, linesOf, piece, plural } from "./axes.js";
 import { fly, best } from "./flight.js";
 
 const room = { left: 84, right: 14, top: 8, bar: 24, fill: 60, gap: 12, fall: 20, curve: 56 }; // px
@@ -104,6 +104,7 @@ function layBuckets(data, state, width, network, { heights, found }) {
     marks: [...marks, ...below.marks],
     height: below.y,
     wide: pixels * run.end, run, place, curveTop,
+    summary: sayBuckets(data, run, network),
     compared: data.measured ? sayMeasured(data.measured, data, run, network) : "",
   }; // prettier-ignore
 }
@@ -230,6 +231,18 @@ function sayBucket(flight, n) {
     `moving until ${amount(flight.end, "s")}`,
   ].join("\n");
 }
+
+// The same in words, without times: _story in buckets.py.
+function sayBuckets(data, run, { ranks }) {
+  const all = commas(data.nbytes.reduce((a, b) => a + b));
+  const lines = [
+    `buckets: ${plural(data.nbytes.length, "gradient")}, ${all} bytes, on ${plural(ranks, "rank")}; the last layer's come first`,
+  ];
+  run.flights.slice(0, 8).forEach(({ inside, bytes }, n) =>
+    lines.push(`  bucket ${n}: ${plural(inside.length, "gradient")}, ${commas(bytes)} bytes`));
+  if (run.flights.length > 8) lines.push(`  and ${plural(run.flights.length - 8, "bucket")} more`);
+  return lines.join("\n");
+} // prettier-ignore
 
 function sayMeasured(measured, data, run, network) {
   const end = Math.max(measured.backward, ...measured.bars.map(([, to]) => to));

@@ -34,6 +34,8 @@ export function dress(el) {
 .mrom output{min-width:48px;white-space:nowrap;font-variant-numeric:tabular-nums}
 .mrom :focus-visible{outline:2px solid var(--link);outline-offset:2px}
 .mrom-stage{position:relative;touch-action:pan-y}
+.mrom-stage~.mrom-controls{margin:10px 0 2px 16px}
+.mrom-stage~.mrom-controls~.mrom-status{margin-left:16px}
 .mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block}
 .mrom-tip{position:absolute;z-index:9;max-width:280px;padding:5px 9px;white-space:pre-line;
   background:var(--ink);color:var(--paper);border-radius:5px;pointer-events:none}

@@ -5,7 +5,8 @@
 //   layout(state, width) -> {marks, height, status, clip, summary}   pure; nothing else decides what is drawn;
 //          `summary` where what is true at first does not stay true
 //   overlay(state, width, laid) -> marks                       for `moving`: names of state that only it shows
-//   begin(set), end(): for what changes outside of the picture; below: controls stand under it
+//   begin(set), end(): for what changes outside of the picture; below: controls stand under it;
+//   wordless: it is words already
 //   drag: {start(mark, at, state, laid) -> bool, move(at, state, laid) -> changes, end(at, state, laid) -> changes}
 //   press(mark, at, state, laid), wheel(by, at, state, laid), key(key, state, laid, mark, shift) -> changes or nothing
 //   words(state, laid) -> what stands under "In words", where that is more than the summary
@@ -19,7 +20,8 @@ const WIDEST = 1200; // px
 // Shows `model` (get, on, off, send, as anywidget has them) in `el`; returns what ends it.
 export async function mount(el, model) {
   dress(el);
-  const figure = make("figure", { class: "mrom", role: "group" });
+  const quiet = { "data-lm-suppress-shortcuts": "true" }; // JupyterLab leaves the keys to us
+  const figure = make("figure", { class: "mrom", role: "group", ...quiet });
   el.append(figure);
   let end = () => {}, state = {};
   const show = async () => {
@@ -70,6 +72,7 @@ function draw(figure, shape, model, old) {
   const words = make("details", { class: "mrom-words" }, make("summary", { text: "In words" }), told);
   const desk = make("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
   if (controls.length && !shape.below) figure.append(desk);
+  words.hidden = Boolean(shape.wordless);
   figure.append(stage, ...(shape.below ? [desk] : []), status, voice, words);
   // 2. one redraw for each frame, of what changed
   let laid = { marks: [], height: 0 }, chosen = null, width = 0, waiting = 0, stale = true;
@@ -155,7 +158,7 @@ function draw(figure, shape, model, old) {
 }
 
 function spoken(shape) {
-  return `${shape.summary}. Arrow keys go from part to part.`;
+  return `${shape.summary.replace(/\.$/, "")}. Arrow keys go from part to part.`;
 }
 
 export function sayAbout(mark) {
@@ -185,7 +188,7 @@ function hands(above, { shape, state, set, place, hit, point, laid, tip }) {
   above.addEventListener("pointerdown", (event) => {
     const at = place(event), mark = hit(at);
     dragging = Boolean(shape.drag?.start(mark, at, state, laid()));
-    if (dragging) above.setPointerCapture(event.pointerId);
+    if (dragging) above.setPointerCapture(event.pointerId), (tip.hidden = true);
     const changes = shape.press?.(mark, at, state, laid());
     if (changes) set(changes);
   });
