@@ -57,7 +57,7 @@ class Device:
         keep = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: _Kept(self, tensor), lambda kept: kept.tensor
         )
-        with _Watch(self), keep:
+        with _Watch(self, computed=bool(op)), keep:
             yield
         if op:
             self.did("compute", op, start)
@@ -70,11 +70,11 @@ class Device:
 
 
 class _Watch(TorchDispatchMode):
-    """Shows a device every tensor that this thread makes."""
+    """Shows a device every tensor that this thread makes; `computed` by the model, or beside it."""
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device, computed: bool):
         super().__init__()
-        self.device = device
+        self.device, self.computed = device, computed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -83,7 +83,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in () if self.device.away else tensors_of(out):
-            self.device.storages.see(tensor, computed=True)
+            self.device.storages.see(tensor, computed=self.computed)
         return out
 
 
@@ -95,7 +95,7 @@ class _Kept:
         self.pieces = device.storages.see(tensor)
         for piece in self.pieces:
             piece.saved += 1
-            if piece.kind == "other" and piece.computed:
+            if piece.kind == "other" and (piece.computed or tensor.grad_fn is not None):
                 device.storages.move(piece, "activations")
 
     def __del__(self):
