@@ -57,7 +57,12 @@ def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) ->
     end = Mark("text", style.WIDTH - _RIGHT, bottom + 2 * style.LINE, fill=style.INK, text=x[0],
                align="right")  # fmt: skip
     more, height = legend(keys, _LEFT, bottom + 3 * style.LINE - 4)
-    return Picture([*marks, end, *more], height, _story(points, lines, predicted, x, y))
+    live = {
+        "x": x, "y": y, "points": points, "lines": lines, "told": told,
+        "fits": {n: [f.alpha, f.beta, f.worst] for n, f in predicted.items() if n in told},
+    }  # fmt: skip
+    story = _story(points, lines, predicted, x, y)
+    return Picture([*marks, end, *more], height, story, live=("curve", live))
 
 
 def _grid(across, up, at, xunit, yunit) -> list[Mark]:

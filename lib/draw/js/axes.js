@@ -45,9 +45,12 @@ export function even(value) {
   return rest === 0.5 ? low + (low % 2) : Math.round(value);
 }
 
-// A number with three digits, as Python's "{:.3g}" writes it where no exponent is needed.
+// A number with three digits, as Python's "{:.3g}" writes it where no exponent is needed: what lies
+// in the middle (12.25) goes to the even neighbour.
 export function three(value) {
-  return String(Number(value.toPrecision(3)));
+  const [digits, power] = value.toExponential(60).split("e");
+  const middle = /^(-?\d\.\d[02468])50*$/.exec(digits);
+  return String(Number(middle ? `${middle[1]}e${power}` : value.toPrecision(3)));
 }
 
 // amount(2.5e6, "B") is "2.5 MB".
@@ -61,8 +64,10 @@ export function amount(number, unit) {
 
 // 1234567 is "1,234,567".
 export function commas(number) {
-  return Number(number).toLocaleString("en-US", { maximumFractionDigits: 6 });
+  return spelled.format(Number(number));
 }
+
+const spelled = new Intl.NumberFormat("en-US", { maximumFractionDigits: 6 }); // slow to make
 
 // Round numbers from `from` to `to`, few enough for `most`; 0 is among them where it is inside.
 export function ticks(from, to, most = 6) {
