@@ -11,6 +11,19 @@ Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), section 3.2.3.
 """
 
 from lib.ledger import Ledger, Row
+from lib.predict.buckets import assign, limits_of
+
+
+def layers_per_bucket(widths, bucket_bytes: int | None = None, itemsize: int = 4) -> list[int]:
+    """Say how many layers of this chain each bucket of DDP holds, from the last layer on."""
+    sizes = [i * o * itemsize for i, o in zip(widths, widths[1:])]
+    return [len(bucket) for bucket in assign(sizes[::-1], limits_of(bucket_bytes))]
+
+
+def exposed(ledger: Ledger) -> float:
+    """Seconds that a rank waits for all_reduces, the mean over ranks: what was not hidden."""
+    waits = ledger.where(lane="wait", op="all_reduce")
+    return float(waits.column("seconds").sum()) / max(len(ledger.ranks), 1)
 
 
 def data_parallel_step(
