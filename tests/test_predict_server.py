@@ -196,6 +196,19 @@ def test_a_rank_does_one_thing_at_a_time():
             assert all(r.start <= r.arrived <= r.end for r in ledger.where(rank=rank, lane="comm"))
 
 
+def test_an_order_that_is_given_is_followed():
+    dial, costs = Dial(None, 6, (1, 2)), Costs(0.3, 0.2, 0.1)
+    free, slow = play(dial), play(dial, costs)
+    assert free.order == (0, 0, 1, 0, 0, 1) != slow.order  # messages let another one come first
+    fixed = play(dial, costs, order=free.order)
+    assert fixed.updates == free.updates and fixed.ledger.makespan > free.ledger.makespan
+    assert play(dial, costs, order=slow.order).times == slow.times
+    with pytest.raises(ValueError, match="an order of 2 gradients, and the dial has 6"):
+        play(dial, order=(0, 1))
+    with pytest.raises(RuntimeError, match="worker 0 delivered a gradient it was not asked for"):
+        play(Dial(1, 6, (1, 1)), order=(0, 0, 0, 0, 0, 0))
+
+
 # What cannot be
 
 

@@ -49,19 +49,23 @@ class ParameterServer:
         frozen = [p for p in model.parameters() if not p.requires_grad]
         for tensor in [*frozen, *model.buffers()]:
             dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.rank = dist.get_rank(group)
+        self.rank, self.spare = dist.get_rank(group), None
 
-    def train(self, loss_of, *, tick: float = 0.0, arrivals: bool = False) -> History:
+    def train(self, loss_of, *, tick: float = 0.0, order=None) -> History:
         """Run until the dial's gradients have come; then all ranks hold the same weights.
 
         `loss_of(model, worker, number)` gives the loss of a worker's gradient of that number.
-        A worker takes at least pace × `tick` seconds for one. The server takes gradients in the
-        order that the dial gives on paper, the same in every run; with `arrivals`, whoever is
-        there first (gloo only).
+        A worker takes at least pace × `tick` seconds for one. The server takes gradients in
+        `order`, a sequence of workers, by default that of the dial on paper: the same in every run.
+        With order="arrivals" it takes whichever is there first (gloo only).
         """
         if self.rank:
             return self._work(loss_of, tick)
-        return self._serve(None if arrivals else iter(play(self.dial).order))
+        if isinstance(order, str) and order != "arrivals":
+            raise ValueError(f'order={order!r}: a sequence of workers, or "arrivals"')
+        if order == "arrivals":
+            return self._serve(None)
+        return self._serve(iter(play(self.dial, order=order).order))
 
     # The worker.
 
@@ -71,32 +75,36 @@ class ParameterServer:
         while True:
             dist.recv(pulled.bytes, group_src=0, group=self.group)
             version, more = pulled.head.tolist()
-            pulled.unpack([p.data for p in self.params])
             if not more:
+                pulled.unpack([p.data for p in self.params])
                 return History((), tuple(losses))
             began, number = time.monotonic(), len(losses)
             with span("gradient", note=f"made on version {version:.0f}"):
+                pulled.unpack([p.data for p in self.params])
                 self.model.zero_grad()
                 loss = loss_of(self.model, worker, number)
                 loss.backward()
+                losses.append(loss.item())
+                pushed.pack([p.grad for p in self.params], version, losses[-1])
                 left = began + self.dial.pace(worker, number) * tick - time.monotonic()
                 time.sleep(max(left, 0.0))
-            losses.append(loss.item())
-            pushed.pack([p.grad for p in self.params], version, losses[-1])
             dist.send(pushed.bytes, group_dst=0, group=self.group)
 
     # The server.
 
     def _serve(self, order) -> History:
         gate, losses, updates = Gate(self.dial), [], []
+        rounds, self.outbox = self.dial.bound == 0, _Message(self.params)
         # A round's gradients are kept until all are there: added in the order of arrival, the sum
         # would not have the same bits in every run.
-        inbox = [_Message(self.params, flags=True) for _ in range(self.dial.workers)]
+        places = self.dial.workers if rounds else 1
+        inbox = [_Message(self.params, flags=True) for _ in range(places)]
+        self._fill(0, more=True)
         while not gate.over:
             for worker in gate.admit():
-                self._send(worker, gate.version, more=True)
-            worker = self._receive(inbox, order)
-            made_on, loss = inbox[worker].head.tolist()
+                self._send(worker)
+            worker, message = self._receive(inbox, order)
+            made_on, loss = message.head.tolist()
             update, now = gate.take(worker)
             if made_on != update.made_on:
                 raise RuntimeError(
@@ -107,27 +115,34 @@ class ParameterServer:
             losses.append(loss)
             if now:
                 with span("update"):
-                    self._step(inbox if self.dial.bound == 0 else [inbox[worker]])
+                    self._step(inbox)
+                    self._fill(gate.version, more=True)
+        self._fill(gate.version, more=False)
         for worker in range(self.dial.workers):
-            self._send(worker, gate.version, more=False)
+            self._send(worker)
         return History(tuple(updates), tuple(losses))
 
-    def _send(self, worker: int, version: int, more: bool) -> None:
-        message = _Message(self.params)
-        message.pack([p.detach() for p in self.params], version, more)
-        dist.send(message.bytes, group_dst=worker + 1, group=self.group)
+    def _fill(self, version: int, more: bool) -> None:
+        """Make the message with the weights ready: it is the same for every worker."""
+        self.outbox.pack([p.detach() for p in self.params], version, more)
 
-    def _receive(self, inbox: list, order) -> int:
-        """Wait for the next gradient; give its worker's number."""
+    def _send(self, worker: int) -> None:
+        dist.send(self.outbox.bytes, group_dst=worker + 1, group=self.group)
+
+    def _receive(self, inbox: list, order) -> tuple[int, "_Message"]:
+        """Wait for the next gradient; give its worker's number, and the message."""
         if order is not None:
             worker = next(order)
-            dist.recv(inbox[worker].bytes, group_src=worker + 1, group=self.group)
-            return worker
-        met = _Message(self.params, flags=True)
-        source = dist.recv(met.bytes, group=self.group)
+            message = inbox[worker % len(inbox)]
+            dist.recv(message.bytes, group_src=worker + 1, group=self.group)
+            return worker, message
+        if self.spare is None:
+            self.spare = _Message(self.params, flags=True)  # nobody knows yet whose it will be
+        source = dist.recv(self.spare.bytes, group=self.group)
         worker = (dist.get_group_rank(self.group, source) if self.group else source) - 1
-        inbox[worker].bytes.copy_(met.bytes)
-        return worker
+        place = worker % len(inbox)
+        inbox[place], self.spare = self.spare, inbox[place]
+        return worker, inbox[place]
 
     def _step(self, messages: list) -> None:
         """Change the weights by the messages' gradients ÷ workers: each counts the same, always."""
@@ -152,7 +167,7 @@ class _Message:
     def __init__(self, params: list[torch.Tensor], flags: bool = False):
         sizes = [p.numel() * p.element_size() for p in params]
         total = HEAD + sum(sizes) + len(params) * flags
-        self.bytes = torch.zeros(total, dtype=torch.uint8, device=params[0].device)
+        self.bytes = torch.empty(total, dtype=torch.uint8, device=params[0].device)
         self.head = self.bytes[:HEAD].view(torch.float64)
         body, self.flags = self.bytes[HEAD:].split([sum(sizes), len(params) * flags])
         parts = zip(body.split(sizes), params)

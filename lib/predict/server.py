@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from lib.ledger import Ledger, Row
+from lib.ledger import Ledger
+from lib.predict._messages import Messages
 
 HEAD = 16  # bytes before the weights or the gradient: two numbers that travel with each message
 
@@ -166,6 +167,15 @@ def costs(nbytes: int, tensors: int, *, alpha: float, beta: float, update: float
     return Costs(alpha + pull * beta, alpha + push * beta, update, pull, push)
 
 
+def kept_bytes(dial: Dial, costs: Costs) -> tuple[int, int]:
+    """Memory for messages on (the server, a worker), beside weights, gradients and optimizer.
+
+    Each has one with the weights; a worker one gradient, the server a round of them, or one.
+    """
+    rounds = dial.workers if dial.bound == 0 else 1
+    return costs.pull_bytes + rounds * costs.push_bytes, costs.pull_bytes + costs.push_bytes
+
+
 @dataclass(frozen=True)
 class Run:
     """What happens under a dial: the updates in order, when each was done, and all rows.
@@ -183,22 +193,27 @@ class Run:
         return tuple(update.worker for update in self.updates)
 
 
-def play(dial: Dial, costs: Costs = Costs()) -> Run:
+def play(dial: Dial, costs: Costs = Costs(), order: Sequence[int] | None = None) -> Run:
     """Play a run on paper: the server handles one message after the other, first come first served.
 
-    Who comes at the same moment is taken in the order of numbers. At the end all get the weights.
+    Who comes at the same moment is taken in the order of numbers. With an `order`, a sequence of
+    workers, gradients are taken in that order, whoever is there. At the end all get the weights.
+    Raises ValueError for an order of another length, RuntimeError for one the bound does not allow.
     """
-    gate, rows, updates, times = Gate(dial), _Rows(costs), [], []
+    if order is not None and len(order) != dial.gradients:
+        raise ValueError(f"an order of {len(order)} gradients, and the dial has {dial.gradients}")
+    gate, rows, updates, times = Gate(dial), Messages(costs), [], []
     computing: list[tuple[float, int]] = []  # (when it is done, worker)
+    wanted = iter(order or ())
     while True:
         for worker in gate.admit():
             start = rows.pull(worker)
             done = start + dial.pace(worker, gate.delivered[worker])
             rows.compute(worker + 1, "gradient", start, done)
             heappush(computing, (done, worker))
-        if not computing:
+        if len(updates) == dial.gradients:
             break
-        worker = heappop(computing)[1]
+        worker = next(wanted) if order else heappop(computing)[1]
         rows.push(worker)
         update, now = gate.take(worker)
         if now:
@@ -209,38 +224,3 @@ def play(dial: Dial, costs: Costs = Costs()) -> Run:
         rows.pull(worker)
     ledger = Ledger(sorted(rows.rows, key=lambda row: row.start), source="predicted")
     return Run(tuple(updates), tuple(times), ledger)
-
-
-class _Rows:
-    """The rows of a run as it is played, with a clock for each rank."""
-
-    def __init__(self, costs: Costs):
-        self.costs, self.rows = costs, []
-        self.clock: dict[int, float] = {0: 0.0}
-        self.count: dict[tuple[int, int], int] = {}
-
-    def compute(self, rank: int, op: str, start: float, end: float) -> None:
-        if end > start:
-            self.rows.append(Row(rank, "compute", op, start, end))
-        self.clock[rank] = end
-
-    def pull(self, worker: int) -> float:
-        return self._message(0, worker + 1, self.costs.pull, self.costs.pull_bytes)
-
-    def push(self, worker: int) -> float:
-        return self._message(worker + 1, 0, self.costs.push, self.costs.push_bytes)
-
-    def _message(self, source: int, destination: int, takes: float, nbytes: int) -> float:
-        pair = source, destination
-        number = self.count[pair] = self.count.get(pair, -1) + 1
-        starts = [self.clock.get(rank, 0.0) for rank in pair]
-        arrived = max(starts)
-        end = arrived + takes
-        same = {"group": "world", "members": pair, "number": number, "bytes": nbytes}
-        for op, rank, peer, start in zip(("send", "recv"), pair, reversed(pair), starts):
-            row = {"arrived": arrived, "peer": peer, **same}
-            self.rows.append(Row(rank, "comm", op, start, end, **row))
-            if end > start:
-                self.rows.append(Row(rank, "wait", op, start, end, **row))
-            self.clock[rank] = end
-        return end
