@@ -63,6 +63,8 @@ def _check(plan: Plan, numel: int, itemsize: int) -> None:
         )
     if numel < 0 or itemsize < 1:
         raise ValueError(f"{numel} elements of {itemsize} bytes: at least 0 elements of 1 byte.")
+    if not plan.rounds:
+        raise ValueError(f"{plan.name} has no rounds: there is nothing to step through.")
     for number, moves in enumerate(plan.rounds, 1):
         for move in moves:
             if not {move.source, move.destination} <= set(range(plan.ranks)):

@@ -43,7 +43,9 @@ def _title(plan: Plan) -> str:
 
 def _says(plan: Plan, number: int) -> str:
     """What happens in a round to what arrives."""
-    if plan.personal or plan.whole:
+    if not plan.rounds[number]:
+        what = "nobody sends"
+    elif plan.personal or plan.whole:
         what = "what arrives is kept"
     else:
         adds, phases = plan.rounds[number][0].add, _phases(plan)

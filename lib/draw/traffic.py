@@ -12,7 +12,7 @@ MOST = 64  # ranks in one matrix
 _LEFT, _TOP, _TALL = 96, 2 * style.LINE + 8, 30  # px
 _FAINTEST = 0.08  # what is little is not nothing
 _STRAIGHT = ("all_to_all", "gather", "scatter")  # NCCL sends these as messages, pair by pair
-_ALWAYS_LAST = ("broadcast", "reduce")  # a chain: one of the ring's links is not used
+_CHAINS = ("broadcast", "reduce")  # a chain: one of the ring's links is not used
 
 Routes = dict[tuple[str, str, int, int], list[int]]  # op, group, from, to: bytes, messages, calls
 
@@ -82,10 +82,10 @@ def _ways(op: str, rank: int, members, size: int, peer: int) -> list[tuple[int, 
             "scatter": [m for m in members if m != root] if rank == root else [],
         }[op]
         return [(other, round(size / n), 1) for other in others]
-    if op in _ALWAYS_LAST and root == (after if op == "broadcast" else rank):
+    if op in _CHAINS and root == (after if op == "broadcast" else rank):
         return []
     wire = on_a_ring(op, n, size)
-    return [(after, round(wire.bytes), 1 if op in _ALWAYS_LAST else wire.rounds)]
+    return [(after, round(wire.bytes), 1 if op in _CHAINS else wire.rounds)]
 
 
 def _pairs(routes: Routes) -> dict[tuple[int, int], int]:

@@ -46,6 +46,7 @@ function saysRound(data, number) {
       : data.whole ? "each rank adds what it holds" : "every rank has the sum"; // prettier-ignore
     return `after ${all} rounds: ${end}`;
   }
+  if (!data.moves[number].length) return `round ${number + 1} of ${all}: nobody sends`;
   const adds = data.moves[number][0][4], phase = data.phases[adds ? 0 : 1];
   const what = plain ? "what arrives is kept" : adds ? "what arrives is added" : "the sum takes the place";
   return `round ${number + 1} of ${all}: ${what}${phase ? ` (${phase})` : ""}`;
@@ -63,7 +64,7 @@ function told(data, number) {
       : count === data.pieces ? "" : count > 1 ? ` pieces ${first} to ${first + count - 1}` : ` piece ${first}`; // prettier-ignore
     return `${from} → ${to}${what}`;
   });
-  return `${bytes}\nNow: ${moves.join(", ")}.`;
+  return moves.length ? `${bytes}\nNow: ${moves.join(", ")}.` : bytes;
 }
 
 // --- what is drawn
