@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lib.draw import _schedule as rows
+from lib.draw._schedule import layout
+from lib.draw._schedule_words import story
 from lib.draw.picture import Picture
 from lib.predict.actions import Schedule
 from lib.predict.play import Costs, play
@@ -58,9 +59,9 @@ def schedule(
     run = play(made, costs)
     if not run.work.sum():
         raise ValueError("There is nothing to draw: every action takes 0. Give F, I or W a time.")
-    marks, height = rows.layout(run, unit, par, limit)
+    marks, height = layout(run, unit, par, limit)
     data = _data(kind, made, chunks, costs) | {"unit": unit, "par": par, "limit": limit}
-    return Picture(marks, height, rows.story(run, unit), live=("schedule", data))
+    return Picture(marks, height, story(run, unit), live=("schedule", data))
 
 
 def _made(kind, stages, microbatches, chunks) -> Schedule:
@@ -117,7 +118,7 @@ def _data(kind, made: Schedule, chunks: int, costs: Costs) -> dict:
         "most": {"ranks": max(16, ranks), "microbatches": max(64, microbatches),
                  "chunks": max(4, chunks)},
         "values": values, "scale": _scale(values), "shapes": uneven, "ratios": ratios,
-        "block": costs.sends_block,
+        "block": costs.sends_block, "several": stages > ranks,
     }  # fmt: skip
 
 

@@ -25,79 +25,95 @@ export function gridOf({ rows, stages, microbatches, paired }) {
     if (kind === 0 && stage > 0) needs[at] = forward[cell - 1];
     else if ((kind === 1 || kind === 2) && stage < stages - 1) needs[at] = backward[cell + 1];
   }
-  return { first, codes, rank, stages, home, needs, forward, backward, paired };
+  // The results of a pair are there when both are done.
+  const waits = needs.map((need) => (need >= 0 && paired.has(codes[need]) ? need + 1 : need));
+  return { first, codes, rank, stages, home, needs, waits, forward, backward, paired };
 }
 
-// The one loop. `busy` is how long an action takes its rank, `travel` how long its result is on its
-// way after that, `also` a second need. Gives the starts, where each rank stopped, and its clock.
-export function earliest(first, needs, busy, travel, also) {
+// The one loop. An action may start `late` after the end of the one it waits for, and takes its rank
+// for `busy`. Gives the ends, where each rank stopped, and when.
+export function earliest(first, waits, late, busy) {
   const ranks = first.length - 1, at = first.slice(0, ranks), clock = new Float64Array(ranks);
-  const starts = new Float64Array(needs.length), arrives = new Float64Array(needs.length).fill(-1);
-  const waiting = new Int32Array(needs.length).fill(-1), awake = [];
+  const ends = new Float64Array(waits.length).fill(-1), awake = [];
+  const waiting = new Int32Array(waits.length).fill(-1); // a rank that waits for this action
+  const after = new Int32Array(ranks).fill(-1); // and who waits for the same as that rank
   for (let rank = ranks - 1; rank >= 0; rank--) awake.push(rank);
   while (awake.length) {
     const rank = awake.pop();
     let here = at[rank], free = clock[rank];
     for (; here < first[rank + 1]; here++) {
-      const need = needs[here], other = also ? also[here] : -1;
+      const need = waits[here];
       if (need >= 0) {
-        if (arrives[need] < 0) { waiting[need] = rank; break; } // prettier-ignore
-        if (arrives[need] > free) free = arrives[need];
+        if (ends[need] < 0) {
+          after[rank] = waiting[need];
+          waiting[need] = rank;
+          break;
+        }
+        free = Math.max(free, ends[need] + late[here]);
       }
-      if (other >= 0) {
-        if (arrives[other] < 0) { waiting[other] = rank; break; } // prettier-ignore
-        if (arrives[other] > free) free = arrives[other];
-      }
-      starts[here] = free;
       free += busy[here];
-      arrives[here] = free + travel[here];
-      if (waiting[here] >= 0) awake.push(waiting[here]), (waiting[here] = -1);
+      ends[here] = free;
+      for (let other = waiting[here]; other >= 0; other = after[other]) awake.push(other);
+      waiting[here] = -1;
     }
     at[rank] = here;
     clock[rank] = free;
   }
-  return { starts, at, clock };
+  return { ends, at, clock };
 }
 
 // What each action takes, and its message. `costs` is {table: [F, B, I, W] of a number a stage each,
 // send: one a border, overlap: one a stage or null, block: whether a sender computes nothing}.
 function lengths(grid, costs) {
-  const { codes, stages, home, paired, rank, needs } = grid, length = codes.length;
+  const { codes, stages, home, paired, rank } = grid, length = codes.length;
   const own = new Float64Array(length), sends = new Float64Array(length);
-  let also = null;
   for (let at = 0; at < length; at++) {
     const kind = codes[at] & 3, stage = (codes[at] >> 2) % stages;
     own[at] = costs.table[kind][stage];
     const to = kind === 3 ? -1 : kind === 0 ? stage + 1 : stage - 1;
     if (to >= 0 && to < stages && home[to] !== rank[at]) sends[at] = costs.send[Math.min(to, stage)];
   }
-  if (costs.overlap && paired.size) {
-    also = new Int32Array(length).fill(-1);
+  const busy = own.slice(), pairs = [];
+  if (paired.size)
     for (let at = 0; at < length; at++) {
-      if (!paired.has(codes[at])) continue; // the forward stands for both
-      own[at] = costs.overlap[(codes[at] >> 2) % stages];
-      own[at + 1] = 0;
-      also[at] = needs[at + 1];
+      if (!paired.has(codes[at])) continue; // the second of a pair stands for both
+      pairs.push(at);
+      busy[at + 1] = costs.overlap ? costs.overlap[(codes[at] >> 2) % stages] : own[at] + own[at + 1];
+      busy[at] = 0;
     }
-  }
-  return { own, sends, also };
+  if (costs.block) sends.forEach((time, at) => (busy[at] += time));
+  return { own, busy, sends: costs.block ? sends.fill(0) : sends, pairs };
 }
 
-// Plays a legal schedule: {grid, starts, ends, together, makespan, work, share,
-// overhead, span, peaks, alive}; `together` where pairs run side by side.
+// When each action runs, as far as its rank gets: {starts, ends, own, pairs, at, clock}.
+function run(grid, costs, waits) {
+  const { own, busy, sends, pairs } = lengths(grid, costs), { first, needs } = grid;
+  const late = Float64Array.from(needs, (need) => (need < 0 ? 0 : sends[need]));
+  const { ends: done, at, clock } = earliest(first, waits, late, busy);
+  const starts = done.slice();
+  for (let rank = 0; rank < at.length; rank++) {
+    let free = 0;
+    for (let here = first[rank]; here < at[rank]; here++) {
+      starts[here] = waits[here] < 0 ? free : Math.max(free, done[waits[here]] + late[here]);
+      free = done[here];
+    }
+  }
+  for (const one of pairs) {
+    starts[one] = starts[one + 1];
+    if (costs.overlap) own[one] = own[one + 1] = costs.overlap[(grid.codes[one] >> 2) % grid.stages];
+    else starts[one + 1] += own[one];
+  }
+  return { starts, ends: starts.map((start, i) => start + own[i]), own, pairs, at, clock };
+}
+
+// Plays a legal schedule: {grid, starts, ends, together, makespan, work, share, overhead, span,
+// peaks, alive}; `together` where pairs run side by side.
 export function playSchedule(schedule, costs) {
-  const grid = gridOf(schedule), { first, codes } = grid;
-  const { own, sends, also } = lengths(grid, costs), none = new Float64Array(own.length);
-  const busy = costs.block ? own.map((time, at) => time + sends[at]) : own;
-  const { starts } = earliest(first, grid.needs, busy, costs.block ? none : sends, also);
-  const ranks = first.length - 1, work = new Float64Array(ranks);
+  const grid = gridOf(schedule), { starts, ends, own, pairs } = run(grid, costs, grid.waits);
+  const together = Boolean(costs.overlap && pairs.length), work = new Float64Array(schedule.rows.length);
   own.forEach((time, at) => (work[grid.rank[at]] += time));
-  if (also)
-    own.forEach((time, at) => {
-      if (grid.paired.has(codes[at])) (starts[at + 1] = starts[at]), (own[at + 1] = time);
-    });
-  const ends = starts.map((start, at) => start + own[at]);
-  return { grid, starts, ends, together: Boolean(also), ...shares(grid, starts, ends, work), ...peaks(grid) };
+  if (together) for (const one of pairs) work[grid.rank[one]] -= own[one];
+  return { grid, starts, ends, together, ...shares(grid, starts, ends, work), ...peaks(grid) };
 }
 
 // The three definitions of the bubble, by the names of play.py.
@@ -142,7 +158,7 @@ function peaks({ first, codes, stages }) {
 // Why no ranks could carry this order out, or null: {sentence, waits: [[place, what it waits for]]}.
 // Nothing is missing or there twice, since only orders are changed here: rules 5 and 6 of _legal.py.
 export function refusal(grid) {
-  const { first, codes, rank, stages, needs } = grid, text = (at) => actionText(codes[at], stages);
+  const { first, codes, rank, stages, waits } = grid, text = (at) => actionText(codes[at], stages);
   const early = tooEarly(grid);
   for (let at = 0; at < codes.length; at++) {
     if (early[at] < 0) continue;
@@ -151,18 +167,18 @@ export function refusal(grid) {
     return { sentence, waits: [[at, early[at]]] };
   }
   const nothing = new Float64Array(codes.length);
-  const { at } = earliest(first, needs, nothing, nothing);
+  const { at } = earliest(first, waits, nothing, nothing);
   let r = at.findIndex((place, i) => place < first[i + 1]);
   if (r < 0) return null;
   let circle = [];
-  for (; !circle.includes(r); r = rank[needs[at[r]]]) circle.push(r);
+  for (; !circle.includes(r); r = rank[waits[at[r]]]) circle.push(r);
   circle = circle.slice(circle.indexOf(r));
-  const waits = circle.map((stuck) => [at[stuck], needs[at[stuck]]]);
-  const words = waits.map(([here, want]) => {
+  const found = circle.map((stuck) => [at[stuck], waits[at[stuck]]]);
+  const words = found.map(([here, want]) => {
     const whose = rank[here] === rank[want] ? "later in its row" : `of rank ${rank[want]}`;
     return `rank ${rank[here]} stands before ${text(here)} and waits for ${text(want)} ${whose}`;
   });
-  return { sentence: `Deadlock: ${words.join("; ")}.`, waits };
+  return { sentence: `Deadlock: ${words.join("; ")}.`, waits: found };
 }
 
 // For each action the place of its own rank's action that should stand before it and does not.
@@ -176,15 +192,16 @@ function tooEarly({ codes, forward, backward }) {
 
 // A refused schedule as far as it runs; the rest of each row stands behind, one after the other.
 export function playStuck(schedule, costs) {
-  const grid = gridOf(schedule), { own, sends } = lengths(grid, { ...costs, overlap: null });
-  const early = tooEarly(grid), needs = grid.needs.map((need, at) => (early[at] < 0 ? need : early[at]));
-  const { starts, at, clock } = earliest(grid.first, needs, own, sends);
-  at.forEach((from, r) => {
+  const grid = gridOf(schedule), early = tooEarly(grid);
+  const waits = grid.waits.map((need, at) => (early[at] < 0 ? need : early[at]));
+  const { starts, ends, own, pairs, at, clock } = run(grid, { ...costs, overlap: null }, waits);
+  const halves = new Set(pairs);
+  const stuck = at.map((place) => (halves.has(place - 1) ? place - 1 : place)); // a pair is one
+  stuck.forEach((from, r) => {
     for (let place = from; place < grid.first[r + 1]; place++) {
       starts[place] = clock[r];
-      clock[r] += own[place];
+      ends[place] = clock[r] += own[place];
     }
   });
-  const ends = starts.map((start, i) => start + own[i]);
-  return { grid, starts, ends, makespan: Math.max(...clock), stuck: at, refused: refusal(grid) };
+  return { grid, starts, ends, makespan: Math.max(...clock), stuck, refused: refusal(grid) };
 }

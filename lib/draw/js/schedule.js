@@ -59,7 +59,7 @@ export function picture(data) {
       if (data.limit) goal.push(meets(top, data.limit) ? "the limit is kept" : "the limit is not kept");
     }
     if (goal.length) said.push(`${goal.join(", ")}.`.replace(/^t/, "T"));
-    return said.filter(Boolean).join(" ") || HINT;
+    return [...said, count ? "" : HINT].filter(Boolean).join(" ");
   }
 
   // 3. moving a bar: `cells` of its row, from one place to another
@@ -127,12 +127,14 @@ export function picture(data) {
   };
 
   function copy(s) {
-    const text = scheduleText(ordered(s)), area = make("textarea");
-    area.value = text;
+    const area = make("textarea", { style: "position:fixed;top:0;opacity:0", "aria-hidden": "true" });
+    const focus = document.activeElement;
+    area.value = scheduleText(ordered(s));
     document.body.append(area);
     area.select();
-    const done = document.execCommand("copy"); // works from a file and in a frame as well
+    const done = document.execCommand("copy"); // works from a file as well, and where nothing is safe
     area.remove();
+    focus?.focus();
     return done ? "Copied: Schedule.read(text) reads it in Python." : 'Not copied: its text stands under "In words".';
   }
 }
@@ -141,15 +143,17 @@ export function picture(data) {
 function controlsOf(data) {
   const kinds = Object.entries(RULES).map(([value, [words]]) => [value, words]);
   const options = data.rows ? [["given", data.name], ...kinds] : kinds;
-  const several = (s) => s.kind === "interleaved" || s.kind === "zb-v";
+  const several = ({ kind, chunks }) =>
+    kind === "given" ? data.several : (RULES[kind][1] || chunks) > 1;
   const slider = (name, label, min, max, more) => ({ kind: "slider", name, label, min, max, ...more });
   const time = (name) => {
     const { max, step } = data.scale[name], min = name === "forward" || name === "backward_input" ? step : 0;
-    return slider(name, TIMES[name], min, max, { step, show: (value) => figureOf(value, data.unit) });
+    const show = (value, s) => figureOf(value, data.unit) + (name !== "send" && several(s) ? " a rank" : "");
+    return slider(name, TIMES[name], min, max, { step, show });
   };
   return [
     { kind: "choice", name: "kind", label: "Schedule", options },
-    (s) => slider("ranks", several(s) ? "Ranks" : "Stages", 1, data.most.ranks, { hidden: s.kind === "given" }),
+    (s) => slider("ranks", several(s) || s.kind === "interleaved" ? "Ranks" : "Stages", 1, data.most.ranks, { hidden: s.kind === "given" }),
     (s) => slider("microbatches", "Microbatches", 1, data.most.microbatches, { hidden: s.kind === "given" }),
     (s) => slider("chunks", "Stages a rank", 1, data.most.chunks, { hidden: s.kind !== "interleaved" }),
     ...Object.keys(TIMES).map(time),

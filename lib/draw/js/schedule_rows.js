@@ -81,7 +81,7 @@ function layStats(items, left, right) {
     marks.push({ kind: "text", x, y: y + style.line / 2, fill: style.faint, text: name, align: "left" });
     marks.push({ kind: "text", x, y: y + 1.5 * style.line, fill: style.ink, text: value, align: "left" });
     marks.push({ kind: "box", x, y, w, h: 2 * style.line, about, id: `number ${i}` });
-    x += w + 14;
+    x += w + 20;
   });
   return { marks, y: y + 2 * style.line + 10 };
 }
@@ -131,7 +131,7 @@ function layBars(schedule, run, levels, { top, pixels }, unit) {
         `microbatch ${microbatch}, ${dead ? "never runs" : `from ${time(start)} to ${time(end)}`}`; // prettier-ignore
       marks.push(mark);
       const text = String(microbatch);
-      if (h === ROW && w > text.length * style.letter + 3)
+      if (h === ROW && w > text.length * style.letter + 1)
         marks.push({ kind: "text", x: x + w / 2, y: y + ROW / 2, fill: dead ? style.faint : ink, text, align: "middle" });
     });
     if (!refused) idle(rank, free, makespan, y, () => "has done all it has to do", `end ${rank}`);
@@ -151,7 +151,7 @@ function inset({ x, y, w, h }) {
 
 // What came last of what an action had to wait for.
 function waitedFor({ grid, ends }, at, stages) {
-  const both = [grid.needs[at], grid.paired.has(grid.codes[at]) ? grid.needs[at + 1] : -1];
+  const both = [grid.waits[at], grid.paired.has(grid.codes[at]) ? grid.waits[at + 1] : -1];
   const last = both.filter((need) => need >= 0).sort((a, b) => ends[b] - ends[a])[0];
   return last === undefined ? "nothing" : actionText(grid.codes[last], stages);
 }
@@ -212,9 +212,8 @@ function keysOf({ rows }, run, levels) {
   const there = new Set(rows.flatMap((row) => row.map((code) => code & 3)));
   const keys = [0, 1, 2, 3].filter((kind) => there.has(kind)).map((kind) => [NAMES[kind], colourOf(LETTERS[kind])]);
   const most = Math.max(...levels), forward = colourOf("F");
-  if (most > 0)
-    for (let level = 0; level <= most; level++)
-      keys.push([`${ORDINALS[level]} stage of a rank`, level ? tint(forward, SHARES[level]) : forward]);
+  for (let level = 1; level <= most; level++)
+    keys.push([`${ORDINALS[level]} stage of a rank`, tint(forward, SHARES[level])]);
   if (run.refused) keys.push(["never runs", tint(forward, 0.2)]);
   return keys;
 }
