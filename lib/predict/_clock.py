@@ -2,11 +2,10 @@
 
 [Note: earliest start]
 The order on each rank is fixed, so there is exactly one way to play a schedule in which nothing
-waits without a reason, and in which order the ranks take their turns changes nothing. `_turns` lets
-a rank go on until its next action needs something that is not done; then the rank leaves its number
-at that action, and whoever does it wakes the rank up. `_rounds` lets all ranks that can do so take
-one action at once, in NumPy: for hundreds of ranks. Ranks that never reach their end are in a
-deadlock.
+waits without a reason, and in which order the ranks take their turns changes nothing. `_turns` goes
+through the ranks, first to last and back, and lets each go on until its next action needs something
+that is not done; it ends when nobody has got on. `_rounds` lets all ranks that can do so take one
+action at once, in NumPy: for hundreds of ranks. Ranks that never reach their end are in a deadlock.
 """
 
 import numpy as np
@@ -27,30 +26,26 @@ def earliest(first, needs, late, busy) -> np.ndarray:
 
 def _turns(first, needs, late, busy):
     ends = [None] * len(needs) + [0.0]  # whoever needs nothing, -1, reads the last one
-    waiting: dict[int, list[int]] = {}  # action -> the ranks that wait for it
-    awake = list(range(len(first) - 2, -1, -1))
 
-    def walk(rank, here, last):
+    def walk(begin, end):
         free = 0.0
-        row = (array[here:last].tolist() for array in (needs, late, busy))
-        for here, need, delay, takes in zip(range(here, last), *row):  # noqa: B020
-            end = ends[need]
-            if end is None:
-                waiting.setdefault(need, []).append(rank)
-                yield
-                end = ends[need]
-            end += delay
-            if end > free:
-                free = end
-            free += takes
-            ends[here] = free
-            if here in waiting:
-                awake.extend(waiting.pop(here))
+        row = (array[begin:end].tolist() for array in (needs, late, busy))
+        for here, need, delay, takes in zip(range(begin, end), *row):
+            while (start := ends[need]) is None:
+                yield here
+            start += delay
+            if start > free:
+                free = start
+            ends[here] = free = free + takes
 
-    walks = [walk(rank, *pair) for rank, pair in enumerate(zip(first.tolist(), first[1:].tolist()))]
-    while awake:
-        next(walks[awake.pop()], None)
-    return np.array(ends[:-1], float)
+    stops = first[1:].tolist()
+    walks = [walk(*pair) for pair in zip(first.tolist(), stops)]
+    turns, before = [(walks, stops), (walks[::-1], stops[::-1])], None
+    while True:  # the places where all stand, added up: a rank at its end yields that
+        now = sum(sum(map(next, *pair)) for pair in turns)
+        if now == before:
+            return np.array(ends[:-1], float)
+        before = now
 
 
 def _rounds(first, needs, late, busy):
