@@ -288,7 +288,9 @@ BLIND = {
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("members", [style.COMPUTE, style.COMM], ids=["compute", "comm"])
+@pytest.mark.parametrize(
+    "members", [style.COMPUTE, style.COMM, style.MEMORY], ids=["compute", "comm", "memory"]
+)
 def test_operations_are_told_apart_in_grey_and_by_everybody(members, dark):
     for (one, a), (other, b) in itertools.combinations(members.items(), 2):
         a, b = linear(a[dark]), linear(b[dark])
@@ -300,7 +302,7 @@ def test_operations_are_told_apart_in_grey_and_by_everybody(members, dark):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_letters_can_be_read_on_what_they_stand_on(dark):
-    grounds = [*style.COMPUTE.values(), *style.COMM.values()]
+    grounds = [*style.COMPUTE.values(), *style.COMM.values(), *style.MEMORY.values()]
     pairs = [(shade, style.on(shade)) for shade in grounds] + [(style.PAPER, style.INK)]
     for ground, ink in pairs:
         lights = sorted(linear(c[dark]) @ [0.2126, 0.7152, 0.0722] for c in (ground, ink))

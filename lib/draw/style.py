@@ -42,6 +42,15 @@ COMM = {
     "all_gather": Shade("#f4ab1a", "#febe56"),
     "broadcast": Shade("#f2e271", "#f6e676"),
 }
+# What memory holds, in the order in which it is stacked, from the ground up.
+MEMORY = {
+    "parameters": Shade("#2e4372", "#4a67ab"),
+    "gradients": Shade("#7a4a8c", "#a077b4"),
+    "optimizer": Shade("#b0655c", "#c98a80"),
+    "activations": Shade("#5fae85", "#7fc29b"),
+    "buffers": Shade("#dcb97a", "#e3c68d"),
+    "other": Shade("#dfe2e6", "#e6e8ec"),
+}
 # Operations that share a colour: short letters of schedules, the two ends of a message, relatives.
 _SAME = {
     "F": "forward",
@@ -72,6 +81,11 @@ def colour(op: str) -> Shade:
     """The colour of an operation; one that has none of its own is drawn as plain compute."""
     name = family(op)
     return COMPUTE.get(name) or COMM[name]
+
+
+def memory(kind: str) -> Shade:
+    """The colour of a kind of memory; one that is not known is drawn as other."""
+    return MEMORY.get(kind, MEMORY["other"])
 
 
 def piece(rank: int) -> Shade:
@@ -106,6 +120,7 @@ def palette() -> dict:
     """All of this file that the browser's side of a picture needs, as JSON can hold it."""
     return {
         "paper": PAPER, "ink": INK, "faint": FAINT, "grid": GRID, "compute": COMPUTE, "comm": COMM,
+        "memory": MEMORY,
         "same": _SAME, "pieces": _PIECES, "size": SIZE, "line": LINE, "letter": LETTER,
         "width": WIDTH, "font": f"system-ui, '{FONT}', sans-serif",
     }  # fmt: skip

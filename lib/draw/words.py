@@ -11,6 +11,11 @@ def in_words(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
+def named(op: str, microbatch: int) -> str:
+    """An operation with its microbatch: "F3", "forward 3", "step"."""
+    return op if microbatch < 0 else f"{op}{' ' * (len(op) > 1)}{microbatch}"
+
+
 def has_rows(ledger, what: str) -> None:
     """Refuse, in a sentence, what is no ledger or has nothing to draw."""
     if not isinstance(ledger, Ledger):

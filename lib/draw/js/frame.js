@@ -161,8 +161,9 @@ function spoken(shape) {
   return `${shape.summary.replace(/\.$/, "")}. Arrow keys go from part to part.`;
 }
 
-export function sayAbout(mark) {
-  return typeof mark.about === "function" ? mark.about() : mark.about;
+// `at` is where the pointer is, if it is one that asks.
+export function sayAbout(mark, at) {
+  return typeof mark.about === "function" ? mark.about(at) : mark.about;
 }
 
 function around(mark) {
@@ -175,7 +176,7 @@ function around(mark) {
 function showTip(tip, stage, mark, { x, y }) {
   tip.hidden = !mark;
   if (!mark) return;
-  const text = sayAbout(mark);
+  const text = sayAbout(mark, { x, y });
   if (tip.textContent !== text) tip.textContent = text;
   const room = stage.clientWidth - tip.offsetWidth - 4;
   tip.style.left = `${Math.max(0, Math.min(x + 14, room))}px`;

@@ -1,11 +1,13 @@
 // When each rank did what: the living twin of lib/draw/timeline.py.
-// needs: zoom events
-import { zoomable } from "./zoom.js";
+// needs: zoom events stack
+import { zoomable, headAt } from "./zoom.js";
 import { columnOf, eventsOf, lanesOf, goingOn, named, tellEvent, ranksInWords } from "./events.js";
+import { BAND, stacksOf, stackMarks, aliveAt, sayPeak, shadeOfKind, total } from "./stack.js";
 import { amount, axis, colourOf, family, legend, lettersOn, tint } from "./axes.js";
 
 const EDGE = 14, TOP = 8; // px around a timeline
 const TALL = 18, GAP = 9; // px of a rank: what it computes, and paper below
+const STACK = 40; // px of what memory holds, under the bars of its rank
 const COMM = [16, 13, 8, 6]; // px of a line of communication, by how many a rank needs
 
 export function picture(data) {
@@ -15,6 +17,7 @@ export function picture(data) {
   const looks = runs[0].ops.map(look);
   const { path, idle } = { path: stepsOf(data), idle: gapsOf(runs[0], lines, ranks, span) };
   const over = overOf(data, runs);
+  const held = data.memory ? stacksOf(data.memory) : [];
   const shown = new Set([...new Set(runs[0].op)].map((op) => family(runs[0].ops[op])));
   const time = (ticks) => amount(ticks * tick, "s");
 
@@ -30,6 +33,10 @@ export function picture(data) {
     const { texts, waits } = bars(marks, runs[0], state.path && path, view);
     if (state.path && path) steps(marks, view);
     for (const run of runs.slice(1)) outlines(marks, run, view);
+    for (const stack of held) {
+      const y = place.stack(ranks.indexOf(stack.rank)), more = { ...view, end: view.x(span) };
+      marks.push(...stackMarks(stack, data.memory.kinds, more, y, STACK, data.memory.top, tick));
+    }
     for (const text of texts) marks.push(text);
     for (const mark of axis(place.left, right, place.bottom, from * tick, to * tick)) marks.push(mark);
     const keys = Object.entries({ ...style.compute, ...style.comm })
@@ -38,6 +45,7 @@ export function picture(data) {
     if (state.bubble) keys.push(["not computing", style.grid, false]);
     if (waits) keys.push(["waiting for the last rank", null, true]);
     for (const run of runs.slice(1)) keys.push([run.source, null, false]);
+    for (const kind of data.memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
     const below = legend(keys, place.left, place.bottom + 2 * style.line + 10, width);
     marks.push(...below.marks);
     const clip = { x: place.left, y: 0, w: right - place.left, h: place.bottom };
@@ -46,7 +54,8 @@ export function picture(data) {
 
   function status(state) {
     const { said } = data;
-    const parts = [said.over, state.bubble && said.bubble, state.path && said.path, said.thin];
+    const parts = [said.over, state.bubble && said.bubble, state.path && said.path,
+      held.length && sayPeak(held, tick), said.thin]; // prettier-ignore
     return parts.filter(Boolean).join("\n");
   }
 
@@ -150,7 +159,8 @@ export function picture(data) {
         ...computes.map((e) => named(runs[0], e)),
         ...moves.map((e) => `${named(runs[0], e)} ${moment < runs[0].start[e] + runs[0].wait[e] ? "waiting" : "moving"}`),
       ];
-      const text = words.join(" and ") || "idle";
+      const stack = held.find((one) => one.rank === rank), text = [words.join(" and ") || "idle",
+        stack && amount(total(aliveAt(stack, data.memory.kinds, moment)), "B")].filter(Boolean).join(", ");
       told.set(text, [...(told.get(text) || []), rank]);
     });
     return [...told].map(([text, who]) => `${ranksInWords(who)}: ${text}`).join("; ");
@@ -168,25 +178,23 @@ export function picture(data) {
       ...(path ? [{ kind: "toggle", name: "path", label: "Critical path" }] : []),
     ],
     layout,
-    overlay(state, width, { clip }) {
-      if (!state.at) return [];
-      const x = clip.x + ((state.at - state.from) / (state.to - state.from)) * clip.w;
-      return [{ kind: "line", edge: style.ink, points: [[x, 0], [x, clip.h]], inside: true }];
-    },
+    overlay: (state, width, { clip }) => headAt(state, clip),
     says: (state, laid) => [laid.status, state.at && doing(state.at)].filter(Boolean).join("\n"),
     wheel: window.wheel, key: window.key, drag: window.drag,
   }; // prettier-ignore
 }
 
 // Where the lines of each rank lie.
-function places({ ranks, tracks }) {
+function places({ ranks, tracks, memory }) {
   const comm = COMM[Math.max(tracks, 1) - 1];
-  const rank = TALL + tracks * (comm + 1) - (tracks > 0 ? 1 : 0) + GAP;
+  const bars = TALL + tracks * (comm + 1) - (tracks > 0 ? 1 : 0);
+  const rank = bars + (memory ? BAND + STACK : 0) + GAP;
   const digits = String(Math.max(...ranks)).length;
   return {
     comm,
     left: 62 + 8 * Math.max(0, digits - 2),
     bottom: TOP + ranks.length * rank,
+    stack: (place) => TOP + place * rank + bars + BAND,
     y: (place, lane, track) => TOP + place * rank + lane * (TALL + 1 + track * (comm + 1)),
   };
 }

@@ -65,3 +65,10 @@ export function zoomable(total, head = null) {
     },
   };
 }
+
+// The play head: a line through everything at state.at, where the window shows it.
+export function headAt(state, clip) {
+  if (!state.at) return [];
+  const x = clip.x + ((state.at - state.from) / (state.to - state.from)) * clip.w;
+  return [{ kind: "line", edge: style.ink, points: [[x, 0], [x, clip.h]], inside: true }];
+}
