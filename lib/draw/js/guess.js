@@ -17,7 +17,7 @@ export function picture(data) {
     title: reveals ? "The answer" : "Your guess",
     summary: data.summary,
     below: true,
-    wordless: true,
+    wordless: !reveals,
     state: { tries: triesOf(), open: !triesOf().length, wrong: "" },
     controls: reveals ? [] : guessControls(data, (value) => {
       kept.set(name, [...triesOf(), value]);
@@ -79,15 +79,16 @@ function layTexts(texts, width) {
   return { marks, y };
 }
 
-function accent(height, fill) {
-  return { kind: "box", x: 0, y: 0, w: 4, h: height, fill };
+function accent(height, fill, about) {
+  return { kind: "box", x: 0, y: 0, w: 4, h: height, fill, about, id: "all" };
 }
 
 function layQuestion({ question, hint, unit }, { tries, open, wrong }, width) {
   const texts = open ? [[question, style.ink], [hint, style.faint]] : [[question, style.ink]];
   const { marks, y } = layTexts(texts, width);
   const says = tries.length ? `You say ${sayGuess(tries.at(-1), unit)}. It counts: read on.` : "";
-  return { marks: [accent(y, asked), ...marks], height: y, status: wrong || (open ? "" : says) };
+  const about = open ? `${question}\n${hint}` : question;
+  return { marks: [accent(y, asked, about), ...marks], height: y, status: wrong || (open ? "" : says) };
 }
 
 function layReveal(data, { tries }, width) {
@@ -96,14 +97,14 @@ function layReveal(data, { tries }, width) {
   const texts = [[question, style.faint], [tells, style.ink], ...(said ? [[said, style.ink]] : [])];
   const made = layTexts(texts, width);
   if (choices.length) add(layChoices(choices, answer, last, made.y + 4, width));
-  else if (tries.length && tries.every((value) => value / answer > 0))
+  else if (answer > 0 && tries.length && tries.every((value) => value > 0))
     add(layDistances(tries, answer, unit, made.y, width));
   function add({ marks, y }) {
     made.marks.push(...marks);
     made.y = y;
   }
   const summary = [question, tells, said].filter(Boolean).join("\n");
-  return { marks: [accent(made.y, told), ...made.marks], height: made.y, summary };
+  return { marks: [accent(made.y, told, summary), ...made.marks], height: made.y, summary };
 }
 
 // The choices: the right one is filled, the reader's is marked.
@@ -145,7 +146,7 @@ function layDistances(tries, answer, unit, y, width) {
   for (let power = -decades; power <= decades; power++) {
     const x = place(power), plain = power % every === 0;
     marks.push({ kind: "line", edge: style.faint, points: [[x, base - 4], [x, base + 4]], thick: 1 });
-    const text = power ? `${power > 0 ? "×" : "÷"} ${commas(10 ** Math.abs(power))}` : "the answer";
+    const text = power ? `${power > 0 ? "×" : "÷"} ${tenTo(Math.abs(power))}` : "the answer";
     if (plain || !power) marks.push({ kind: "text", x, y: base + 22, fill: power ? style.faint : style.ink, text, align: "middle" });
   } // prettier-ignore
   // 2. how far it is from what was said last, what was said before, and where the answer stands
@@ -161,6 +162,10 @@ function layDistances(tries, answer, unit, y, width) {
   return { marks, y: base + 40 };
 }
 
+function tenTo(power) {
+  return power < 4 ? commas(10 ** power) : `10${"⁴⁵⁶⁷⁸"[power - 4]}`;
+}
+
 function sayReveal(tries, answer, unit) {
   const far = (value) => howFar(value, answer, unit);
   const before = tries.slice(0, -1).map((value) => `${sayGuess(value, unit)} (${far(value)})`);
@@ -168,7 +173,7 @@ function sayReveal(tries, answer, unit) {
   return last + (before.length ? ` Before that: ${before.join(", ")}.` : "");
 }
 
-// "right" within 1 %, "12 % too much", "3.2 times too little".
+// "right" within 1 %, "12 % too much", "3.2 times too little", "3 bytes too little" where one is 0.
 export function howFar(value, answer, unit) {
   if (typeof answer === "string") return value === answer ? "right" : "not this time";
   if (Math.abs(value - answer) <= 0.01 * Math.abs(answer)) return "right";
@@ -176,6 +181,7 @@ export function howFar(value, answer, unit) {
   if (value <= 0 || answer <= 0) return `${sayGuess(Math.abs(value - answer), unit)} ${way}`;
   const ratio = Math.max(value / answer, answer / value);
   if (ratio < 1.5) return `${even(100 * Math.abs(value / answer - 1))} % ${way}`;
+  if (ratio >= 1e9) return `more than a billion times ${way}`;
   return `${commas(Number(ratio.toPrecision(2)))} times ${way}`;
 }
 

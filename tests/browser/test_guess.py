@@ -1,0 +1,322 @@
+"""Guesses, alive: committed by keyboard, kept until the page is closed, told in the reveal."""
+
+import pytest
+
+from lib.draw import guess, live
+from lib.draw.guess import in_units
+
+HOW_MANY = "Four ranks hold 1,000,000 bytes each. How many bytes does rank 0 send?"
+RANKS = ["rank 0", "rank 1", "rank 2", "rank 3"]
+OWN = """async ([text, name, cases]) => {
+    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    const own = await import(url);
+    return cases.map((given) => own[name](...given));
+}"""
+# A second picture on the page of the first: the same module, as in a notebook.
+BESIDE = """async ([text, data]) => {
+    const place = document.createElement("div");
+    document.querySelector("#here").after(place);
+    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    const model = { get: (name) => ({ data })[name], on() {}, off() {}, send() {} };
+    const end = await (await import(url)).mount(place, model);
+    window.take = () => end();
+}"""
+
+
+def own(page, name, cases):
+    """What a function of the browser's side answers to each case."""
+    return page.evaluate(OWN, [live.module("guess"), name, cases])
+
+
+@pytest.fixture
+def asked(bench_page):
+    """`asked(picture, reveal)`: both on one page on which nothing was said yet."""
+    from tests.browser.seen import alive
+
+    def show(first, second=None):
+        seen = bench_page(first)
+        seen.page.evaluate("globalThis.manyRanksKept?.clear()")
+        seen = bench_page(first)
+        if second is None:
+            return seen
+        data = {"summary": second.summary} | second.live[1]
+        seen.page.evaluate(BESIDE, [live.module("guess"), data])
+        nodes = seen.page.locator("figure.mrom")
+        return alive(nodes.nth(0), "guess"), alive(nodes.nth(1), "reveal")
+
+    return show
+
+
+def texts(seen):
+    return " ".join(mark["text"] for mark in seen.marks if mark["kind"] == "text")
+
+
+def say(seen, text):
+    """Types an answer and commits it with Enter, as a reader does."""
+    seen.node.get_by_role("textbox").fill(text)
+    seen.page.keyboard.press("Enter")
+    seen.settle()
+
+
+def is_still(seen, drawn):
+    """What is painted is the still: kind, place, size and text, to a tenth of a pixel."""
+    assert len(seen.marks) == len(drawn.marks)
+    for theirs, ours in zip(seen.marks, drawn.marks):
+        assert (theirs["kind"], theirs.get("text", "")) == (ours.kind, ours.text)
+        for name in "xywh":
+            assert theirs.get(name, 0) == pytest.approx(getattr(ours, name), abs=0.1)
+    assert seen.ask("p => p.laid.height") == pytest.approx(drawn.height, abs=1)
+
+
+LONG = "Of all the very many ranks of this very long question, " * 4 + "which one waits?"
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        guess(HOW_MANY, unit="bytes"),
+        guess(HOW_MANY, unit="bytes").reveal(3_000_000),
+        guess("Which rank waits?", choices=RANKS),
+        guess("Which rank waits?", choices=RANKS * 0 + [f"the rank number {n}" for n in range(9)])
+        .reveal("the rank number 8"),
+        guess(LONG),
+    ],
+    ids=["number", "reveal", "choices", "right choice", "long"],
+)  # fmt: skip
+def test_the_still_is_the_first_frame(asked, drawn):
+    is_still(asked(drawn), drawn)
+
+
+# --- numbers
+
+
+READ = [
+    ("1e6", "bytes", 1e6), ("1,000,000", "bytes", 1e6), ("1 000 000", "bytes", 1e6),
+    ("1_000_000", "bytes", 1e6), ("12 MB", "bytes", 12e6), ("12mb", "bytes", 12e6),
+    ("25 MiB", "B", 25 * 2**20), ("3/4", "", 0.75), ("75%", "", 0.75), ("75 %", "%", 75),
+    ("75", "%", 75), ("3/4", "%", 75), ("2^20", "bytes", 2**20), ("2**10", "", 1024),
+    ("2 * 3/4 * 1,000,000", "bytes", 1.5e6), ("2 × 8", "", 16), ("7B", "parameters", 7e9),
+    ("7 B parameters", "parameters", 7e9), ("1.5 billion", "tokens", 1.5e9),
+    ("3 million bytes", "bytes", 3e6), ("12 ms", "s", 0.012), ("12ms", "ms", 12),
+    ("1 s", "ms", 1000), ("5 min", "s", 300), ("20 µs", "s", 2e-5), ("80e9 B", "GB", 80),
+    ("312 TFLOP/s", "FLOP/s", 312e12), ("1.5 GB/s", "B/s", 1.5e9), ("1 round", "rounds", 1),
+    ("-4", "", -4), ("−4", "", -4), (".5", "", 0.5), ("3.", "", 3), ("12k", "rounds", 12e3),
+    (" 6 rounds ", "rounds", 6), ("12,345.6", "", 12345.6), ("0", "bytes", 0),
+]  # fmt: skip
+
+
+def test_numbers_are_read_as_people_write_them(page):
+    told = own(page, "readNumber", [(text, unit) for text, unit, _ in READ])
+    for (text, unit, value), answer in zip(READ, told, strict=True):
+        assert answer == {"value": pytest.approx(value)}, (text, unit)
+
+
+WRONG = [
+    ("", "bytes", "Write a number first"), ("many", "bytes", "“many” is not a number"),
+    ("3,5", "", "write 3.5 with a point"), ("1.000.000", "", "is not a number"),
+    ("1,0000", "", "write 3.5 with a point"), ("12 furlongs", "bytes", "is not a unit of bytes"),
+    ("12 %", "bytes", "“%” is not a unit of bytes"), ("5 m", "s", "“m” is not a unit of s"),
+    ("1/0", "", "no finite number"), ("1e999", "", "no finite number"), ("12 B", "s s", None),
+    ("4 MB", "rounds", "“MB” is not a unit of rounds"), ("2 3", "", "is not a unit here"),
+]  # fmt: skip
+
+
+def test_what_is_no_number_gets_a_sentence(page):
+    told = own(page, "readNumber", [(text, unit) for text, unit, _ in WRONG])
+    for (text, unit, words), answer in zip(WRONG, told, strict=True):
+        if words:
+            assert words in answer["wrong"] and answer["wrong"].endswith("."), (text, unit)
+
+
+def test_what_the_examples_say_can_be_entered(page):
+    for unit in ("bytes", "s", "GB", "rounds", "%", ""):
+        (wrong,) = own(page, "readNumber", [("?", unit)])
+        examples = wrong["wrong"].split("write ")[1].rstrip(".").replace(" or ", ", ").split(", ")
+        answers = own(page, "readNumber", [(text, unit) for text in examples])
+        assert len(answers) == 5 and all("value" in answer for answer in answers), answers
+
+
+def test_a_value_is_said_as_the_still_says_it(page):
+    values = [0, 1, -2, 3_000_000, 0.75, 2 / 3, 1234567.8, 1234.5, 2.5, 0.0123, 1e20, 1.5e-7,
+              999.96, 2e15, 1e-4, 12.3456]  # fmt: skip
+    cases = [(value, unit) for value in values for unit in ("bytes", "s", "", "FLOP", "%")]
+    assert own(page, "sayGuess", cases) == [in_units(*case) for case in cases]
+
+
+FAR = [
+    (3000, 3000, "right"), (3029, 3000, "right"), (3031, 3000, "1 % too much"),
+    (2700, 3000, "10 % too little"), (6000, 3000, "2 times too much"),
+    (9600, 3000, "3.2 times too much"), (1000, 3000, "3 times too little"),
+    (3e6, 3, "1,000,000 times too much"), (0, 3000, "3,000 bytes too little"),
+    (-1, 2, "3 bytes too little"), (5, 0, "5 bytes too much"), (0, 0, "right"),
+    (-2, -4, "2 bytes too much"), (38_000, 3000, "13 times too much"),
+    (3e9, 2, "more than a billion times too much"),
+    (1e-9, 2, "more than a billion times too little"),
+]  # fmt: skip
+
+
+def test_how_far_off_it_was_is_told_in_words(page):
+    told = own(page, "howFar", [(value, answer, "bytes") for value, answer, _ in FAR])
+    assert told == [words for _, _, words in FAR]
+
+
+# --- on the page
+
+
+def test_an_answer_is_committed_by_enter_and_the_reveal_follows_at_once(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    assert "You said" not in texts(reveal) and reveal.ask("p => p.laid.summary") == repr(
+        size.reveal(3_000_000)
+    )
+    say(question, "6 MB")
+    assert question.status == "You say 6,000,000 bytes. It counts: read on."
+    assert "You said 6,000,000 bytes: 2 times too much." in texts(reveal)
+    assert reveal.ask("p => p.laid.summary").endswith("2 times too much.")
+    assert not question.node.get_by_role("textbox").is_visible()
+    here = [m for m in reveal.marks if m.get("id") in ("answer", 0)]
+    answer, mine = here
+    left, right = (next(m for m in reveal.marks if m.get("text") == t) for t in ("÷ 100", "× 100"))
+    decade = (right["x"] - left["x"]) / 4
+    assert mine["x"] + 6 - answer["x"] - 2 == pytest.approx(decade * 0.30103, abs=0.1)
+    reveal.screenshot("guess-reveal")
+
+
+def test_the_reveal_that_comes_later_knows_what_was_said(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question = asked(size)
+    say(question, "3,000,000")
+    reveal = size.reveal(3_000_000)
+    data = {"summary": reveal.summary} | reveal.live[1]
+    question.page.evaluate(BESIDE, [live.module("guess"), data])
+    told = "() => document.querySelectorAll('figure.mrom')[1].picture?.laid.summary"
+    question.page.wait_for_function(told)
+    assert question.page.evaluate(told).endswith("You said 3,000,000 bytes: right.")
+
+
+def test_the_answer_is_there_when_the_picture_is_shown_again(asked, bench_page):
+    size = guess(HOW_MANY, unit="bytes")
+    say(asked(size), "4e6")
+    again = bench_page(guess(HOW_MANY, unit="bytes"))
+    assert again.status == "You say 4,000,000 bytes. It counts: read on."
+    assert not again.node.get_by_role("textbox").is_visible()
+    other = bench_page(guess("Another question?"))
+    assert other.node.get_by_role("textbox").is_visible() and other.status == ""
+
+
+def test_guessing_again_is_possible_and_told(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    say(question, "40 MB")
+    focused = "() => document.activeElement.textContent || document.activeElement.tagName"
+    assert question.page.evaluate(focused) == "Guess again"  # the keyboard is not lost
+    question.page.keyboard.press("Enter")
+    question.settle()
+    assert question.page.evaluate(focused) == "INPUT"
+    assert question.node.get_by_role("textbox").input_value() == ""
+    assert "You said 40,000,000 bytes" in texts(reveal), "asking again takes nothing back"
+    question.page.keyboard.type("3e6")
+    question.page.keyboard.press("Enter")
+    reveal.settle()
+    said = reveal.ask("p => p.laid.summary")
+    assert said.endswith(
+        "You said 3,000,000 bytes: right. Before that: 40,000,000 bytes (13 times too much)."
+    )
+    assert sum(m.get("id") in (0, 1) for m in reveal.marks) == 2
+
+
+def test_a_wrong_entry_gets_a_sentence_and_nothing_is_committed(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    say(question, "3,5")
+    assert question.status.startswith("“3,5”: write 3.5 with a point")
+    assert "You said" not in texts(reveal)
+    say(question, "35")
+    assert question.status == "You say 35 bytes. It counts: read on."
+
+
+def test_a_choice_is_a_button_and_the_reveal_marks_it(asked):
+    who = guess("Which rank waits?", choices=RANKS)
+    question, reveal = asked(who, who.reveal("rank 3"))
+
+    def button(name):
+        return question.node.get_by_role("button", name=name)
+
+    buttons = question.node.get_by_role("button")
+    assert [b.inner_text() for b in buttons.all() if b.is_visible()] == RANKS
+    button("rank 1").focus()
+    question.page.keyboard.press("Enter")
+    question.settle()
+    assert question.status == "You say rank 1. It counts: read on."
+    assert [b.inner_text() for b in buttons.all() if b.is_visible()] == ["Guess again"]
+    assert "You said rank 1: not this time." in texts(reveal)
+    mine = next(m for m in reveal.marks if m.get("id") == "rank 1")
+    you = next(m for m in reveal.marks if m.get("text") == "you")
+    assert you["x"] == pytest.approx(mine["x"] + mine["w"] / 2, abs=0.1)
+    button("Guess again").click()
+    button("rank 3").click()
+    question.settle()
+    assert "You said rank 3: right. Before that: rank 1 (not this time)." in texts(reveal)
+
+
+def test_an_answer_without_a_ratio_is_told_without_a_line(asked):
+    size = guess("How many bytes are left?", unit="bytes")
+    question, reveal = asked(size, size.reveal(0))
+    say(question, "5")
+    assert "You said 5 bytes: 5 bytes too much." in texts(reveal)
+    assert not any(mark["kind"] == "line" for mark in reveal.marks)
+
+
+def test_a_picture_that_is_gone_hears_nothing(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3))
+    question.page.evaluate("take()")
+    say(question, "3")
+    assert question.page.locator("figure.mrom").count() == 1
+
+
+@pytest.mark.parametrize("width", [400, 900, 1200])
+@pytest.mark.parametrize("off", [1.0, 0.02, 5e7, 3e30])
+def test_the_line_of_distances_fits_any_width(asked, width, off):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    question.page.evaluate(
+        "width => document.querySelectorAll('figure')[1].parentElement.style.width = `${width}px`",
+        width + 24,
+    )
+    say(question, f"{3e6 * off}")
+    reveal.settle()
+    assert reveal.ask("p => p.laid.marks").__len__() > 8
+    row = sorted(
+        (m["x"], m["text"])
+        for m in reveal.marks
+        if m["kind"] == "text" and m["align"] == "middle" and m["text"] != "you"
+    )
+    assert len(row) >= 3 and any(text == "the answer" for _, text in row)
+    for (x, text), (right, after) in zip(row, row[1:]):
+        assert x + 3.5 * len(text) <= right - 3.5 * len(after), row
+    for mark in reveal.marks:
+        if mark["kind"] == "box":
+            assert mark["x"] >= -0.1 and mark["x"] + mark["w"] <= width + 0.1
+    reveal.screenshot(f"guess-{width}-{off:g}")
+
+
+def test_the_book_keeps_an_answer_without_a_kernel(in_book):
+    question = in_book("guess")
+    say(question, "1.5 MB")
+    assert question.status == "You say 1,500,000 bytes. It counts: read on."
+    reveal = question.page.locator("section#reveal figure.mrom")
+    reveal.scroll_into_view_if_needed()
+    told = reveal.evaluate("(figure) => figure.picture.laid.summary")
+    assert told.endswith("You said 1,500,000 bytes: 2 times too little.")
+
+
+def test_enter_commits_in_jupyterlab_too(running):
+    question = running("guess")
+    say(question, "12 MB")
+    assert question.status == "You say 12,000,000 bytes. It counts: read on."
+    focused = question.node.evaluate("(figure) => figure.ownerDocument.activeElement.textContent")
+    assert focused == "Guess again"
+    question.page.keyboard.press("Enter")
+    question.settle()
+    assert question.node.get_by_role("textbox").is_visible(), "JupyterLab took the key"
