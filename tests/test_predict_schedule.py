@@ -54,6 +54,7 @@ def test_a_schedule_reads_back_and_is_found_possible(rule, stages, microbatches)
 def test_idle_cells_are_read_over():
     assert Schedule.read("0F0,,,0B0\n,1F0,1B0,\n") == Schedule.read("0F0,0B0\n1F0,1B0")
     assert Schedule([["0F0", None, Action(0, "B", 0)]]) == rules.naive(1, 1)
+    assert Schedule(["0F0 0F1 0B0 0B1", "1F0, 1F1, 1B0, 1B1"]) == rules.gpipe(2, 2)
 
 
 def test_two_schedules_differ_where_their_cells_do():

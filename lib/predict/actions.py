@@ -13,8 +13,6 @@ are played on paper (play.py), run on ranks, drawn and tested. The letters are P
     (0F5;7B2)OVERLAP_F_B   a forward and a backward that run side by side on one rank (DualPipeV)
 """
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -80,12 +78,13 @@ class ScheduleError(ValueError):
 class Schedule(Sequence):
     """One row of actions for each rank; prints as PyTorch's pipeline CSV and reads back.
 
-    `Schedule([["0F0", "0B0"], ["1F0", "1B0"]])` takes text, Actions and Overlaps; None and ""
-    are idle steps, which an order does not need. Raises ScheduleError, with the grid and an arrow
-    at the bad cell, for rows that no ranks could carry out (_legal.py has the rules).
+    `Schedule(["0F0 0B0", "1F0 1B0"])`: a row is text, or a list of text, Actions and Overlaps;
+    empty cells and None are idle steps, which an order does not need. Raises ScheduleError, with
+    the grid and an arrow at the bad cell, for rows that no ranks could carry out (_legal.py).
     """
 
-    def __init__(self, rows: Sequence[Sequence], name: str = "schedule"):
+    def __init__(self, rows: Sequence, name: str = "schedule"):
+        rows = [re.split(r"[,\s]+", row) if isinstance(row, str) else row for row in rows]
         rows = [[cell for cell in map(_read, row) if cell] for row in rows]
         flat = [[action for cell in row for action in _actions(cell)] for row in rows]
         every = [action for row in flat for action in row]
@@ -120,7 +119,7 @@ class Schedule(Sequence):
     @classmethod
     def read(cls, text: str, name: str = "schedule") -> "Schedule":
         """Read PyTorch's pipeline CSV: one line for each rank, empty cells are idle steps."""
-        return cls([row for row in csv.reader(io.StringIO(text.strip())) if row], name)
+        return cls([line for line in text.splitlines() if line.strip()], name)
 
     def __len__(self) -> int:
         return len(self._first) - 1
