@@ -70,7 +70,7 @@ def _bars(run: Run, top: float, pixels: float, unit: str) -> list[Mark]:
 
     def idle(start, end, why):
         if (w := (end - start) * pixels) > 0.5:
-            about = f"rank {rank} idle from {figure(start, unit)} to {figure(end, unit)}: {why}"
+            about = f"rank {rank} idle from {figure(start, unit)} to {figure(end, unit)}: {why()}"
             marks.append(Mark("box", _LEFT + start * pixels, y, w, _ROW, about=about))
 
     for rank, (first, last) in enumerate(zip(grid.first, grid.first[1:])):
@@ -78,7 +78,7 @@ def _bars(run: Run, top: float, pixels: float, unit: str) -> list[Mark]:
         marks.append(Mark("text", _LEFT - 8, y + _ROW / 2, fill=style.INK, text=f"rank {rank}",
                           align="right"))  # fmt: skip
         for at in range(first, last):
-            idle(free, starts[at], f"waits for {waited_for(run, at)}")
+            idle(free, starts[at], lambda at=at: f"waits for {waited_for(run, at)}")
             free = max(free, ends[at])
             half = (at in together) - (at - 1 in together)  # 1 above, -1 below, 0 the whole row
             if ends[at] > starts[at]:
@@ -90,7 +90,7 @@ def _bars(run: Run, top: float, pixels: float, unit: str) -> list[Mark]:
                 x, w = _LEFT + starts[at] * pixels, max((ends[at] - starts[at]) * pixels, 0.6)
                 look = "FBIW"[kinds[at]], levels[stages[at]], str(numbers[at]), about
                 marks += _bar(x, y, w, half, *look)
-        idle(free, run.makespan, "has done all it has to do")
+        idle(free, run.makespan, lambda: "has done all it has to do")
     return marks
 
 

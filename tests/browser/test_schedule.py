@@ -211,7 +211,8 @@ def test_every_slider_moves_everything_and_says_what_play_says(bench_page):
         seen.settle()
         many = each or 2
         split = Costs(*(time / many for time in (1.5, 2.0, 0.5)), send=0.3)
-        run = play(rule(stages * many, 12) if each else rule(stages * many, 12, many), split)
+        made = rule(stages * many, 12) if each else rule(stages * many, 12, many)
+        run = play(made, split)
         assert number(seen, "makespan") == pytest.approx(run.makespan, rel=1e-3)
         for name in ("share", "overhead", "span"):
             assert number(seen, f"bubble {name}") == pytest.approx(100 * run.bubble(name), abs=0.06)
@@ -219,6 +220,7 @@ def test_every_slider_moves_everything_and_says_what_play_says(bench_page):
         assert seen.ask("p => p.laid.run.peaks") == list(run.peak_microbatches)
         assert run.work[0] == pytest.approx(12 * (costs.forward + 2.5))  # the same work, cut anew
         before.append(seen.ask("p => p.laid.summary"))
+        assert before[-1] == schedule(made, costs=split).summary
         assert seen.canvas.get_attribute("aria-label").startswith(before[-1])
     assert len(set(before)) == len(KINDS)
 

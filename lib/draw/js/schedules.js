@@ -6,9 +6,9 @@
 export const LETTERS = "FBIW";
 const [F, B, I, W] = [0, 1, 2, 3];
 
-// [name in words, stages a rank: a number, or the reader's choice (0), rule]
+// [name, stages a rank: a number, or the reader's choice (0), rule]
 export const RULES = {
-  naive: ["naive, one at a time", 1, naive],
+  naive: ["naive", 1, naive],
   gpipe: ["GPipe", 1, gpipe],
   "1f1b": ["1F1B", 1, oneFOneB],
   interleaved: ["interleaved 1F1B", 0, interleaved],
