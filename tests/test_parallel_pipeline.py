@@ -1,5 +1,6 @@
 """Pipelines on ranks: any schedule gives the plain model's loss, gradients and weights."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch import nn
 from lib import RankError
 from lib.parallel import _pipes
 from lib.parallel._pipes import cut
-from lib.parallel.pipeline import Pipeline
+from lib.parallel.pipeline import Pipeline, stage_costs
 from lib.predict import schedule as schedules
 from lib.predict.play import Costs, play
 from lib.predict.shape import GPTShape, MLPShape
+from lib.ranks.desk import desk
 from lib.ranks.memory import Memory
+from lib.ranks.slow_motion import SlowMotion
 from lib.single.batches import Batches
 from lib.single.models import GPT, MLP
 from lib.single.train import mean_squares, next_token_loss, train_step
@@ -194,8 +197,6 @@ def test_every_rank_does_its_row_in_order_and_no_message_more(worlds, ranks, pla
 
     def record(schedule):
         pipeline = run(schedule)
-        from lib.ranks.desk import desk
-
         desk.events and desk.events.clear()
         pipeline.step(*BATCH)
         return pipeline.peak
@@ -396,3 +397,51 @@ def test_the_same_step_as_pytorchs_own(worlds, native_name, name, each):
             assert np.isclose(np.mean(losses), loss.item(), rtol=1e-12)
         assert grads.keys() == mine.keys()
         assert all(far(mine[name], grads[name]) < 1e-12 for name in grads)
+
+
+# --- predicted and recorded
+
+
+def test_costs_of_stages_are_their_rooflines():
+    """A layer [w, w] on b rows: F reads x and W and writes y; I and W the like; W adds up."""
+    speeds = SlowMotion("H100", dtype="fp32", alpha=0.0, bandwidth=1e9)
+    b, w = 16, 8
+    model = nn.Sequential(*(nn.Linear(w, w, bias=False) for _ in range(3)))
+    x, y = torch.randn(4 * b, w), torch.randn(4 * b, w)
+    costs = stage_costs(model, schedules.gpipe(3, 4), x, y, speeds, loss=mean_squares)
+    product = speeds.compute(2 * b * w * w, 4 * (2 * b * w + w * w))
+    added = speeds.compute(0, 4 * 3 * w * w)  # to the gradient that is there
+    assert costs.forward[1] == pytest.approx(product)
+    assert costs.backward_input[1] == pytest.approx(product)
+    assert costs.backward_weight[1] == pytest.approx(product + added)
+    assert costs.backward[1] == pytest.approx(2 * product + added)
+    assert costs.send == pytest.approx([4 * b * w / 1e9] * 2)
+    assert costs.backward_input[0] == 0 and costs.forward[2] > product  # no input; the loss
+
+
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1"])
+def test_in_slow_motion_it_takes_as_long_as_on_paper(worlds, name, monkeypatch):
+    """Four ranks; the best of three, for a machine that does other things as well."""
+    world, schedule = worlds(4), getattr(schedules, name)(4, 8)
+    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=40_000)
+    shape, batch = GPTShape(layers=6, width=32, heads=2, sequence=32), Batches(16, 32)[0]
+    paper = play(schedule, stage_costs(GPT(shape), schedule, *batch, speeds)).makespan
+
+    def build():
+        kept = sys.modules["__main__"].__dict__  # what a rank keeps between two calls
+        kept["pipeline"] = Pipeline(GPT(shape), schedule)
+        kept["pipeline"].step(*batch)
+
+    def step():
+        pipeline = sys.modules["__main__"].pipeline
+        pipeline.zero_grad()
+        pipeline.step(*batch)
+
+    world.run(build)
+    monkeypatch.setattr(world, "slow_motion", speeds)
+    world.run(step)
+    ratios = []
+    while len(ratios) < 3 and not (ratios and abs(ratios[-1] - 1) < 0.05):
+        rows = world.record(step).where(lane="compute", op=list("FBIW"))
+        ratios.append((rows.column("end").max() - rows.column("start").min()) / paper)
+    assert min(abs(ratio - 1) for ratio in ratios) < 0.05, ratios

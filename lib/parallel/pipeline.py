@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lib.parallel._pipes import Passing, Pipes, cut, one_tensor
 from lib.predict._grid import KINDS
 from lib.predict.actions import Schedule
+from lib.predict.play import Costs
 from lib.ranks.algorithms import exchange
 from lib.ranks.desk import span
 from lib.single.split import SplitBackward
@@ -155,6 +156,45 @@ class _Step(Passing):
         for wait in self.averaging:
             wait()
         self.pipes.finish()
+
+
+def stage_costs(model, schedule: Schedule, inputs, targets, speeds, *, lengths=None,
+                loss=next_token_loss) -> Costs:  # fmt: skip
+    """What F, B, I, W and a send of each stage take in seconds, for `play`, on given hardware.
+
+    `speeds` is a SlowMotion (unstretched). Each stage runs once, here, on a microbatch of the
+    batch; `model` must be a copy of its own, since its gradients are used. `activation` is left 0.
+    """
+    m = schedule.microbatches
+    x, wanted = inputs[: len(inputs) // m], targets[: len(targets) // m]
+    found = {kind: [] for kind in (*KINDS, "send")}
+    for stage, (first, last) in enumerate(cut(model, schedule.stages, lengths)):
+        part = model[first:last]
+        weights = list(part.parameters())
+
+        def forward(part=part, x=x, stage=stage):
+            nonlocal y
+            y = part(x)
+            if stage == schedule.stages - 1:
+                y = loss(y, wanted) / m
+
+        y = None
+        found["F"].append(speeds.seconds(forward))
+        gradient = torch.ones_like(y)
+        given = x if x.requires_grad else None
+        SplitBackward(y, given, weights).whole(gradient)  # from the second on, gradients add up
+        x.grad = None
+        forward()
+        whole = SplitBackward(y, given, weights)
+        found["B"].append(speeds.seconds(whole.whole, gradient))
+        forward()
+        parts = SplitBackward(y, given, weights)
+        found["I"].append(speeds.seconds(parts.inputs, gradient))
+        found["W"].append(speeds.seconds(parts.weights))
+        found["send"].append(speeds.moving("send", 2, y.numel() * y.element_size()))
+        x = y.detach()
+        x.requires_grad_(x.is_floating_point())
+    return Costs(found["F"], found["I"], found["W"], found["send"][:-1], found["B"])
 
 
 def _shared(model, cuts, placement, rank) -> list[tuple[torch.nn.Parameter, list[int]]]:

@@ -13,6 +13,7 @@ import functools
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
 # Not kernels: communication has a lane of its own, the profiler only looks.
@@ -58,6 +59,19 @@ class _Facts(NamedTuple):
     written: tuple[int | str, ...]  # arguments it changes: positions, or names of keywords
     makes: bool  # returns tensors of its own
     flop: object
+
+
+class Tally(TorchDispatchMode):
+    """Keep the Cost of every operation that runs inside: `with Tally() as tally: step()`."""
+
+    def __init__(self):
+        super().__init__()
+        self.costs: list[Cost] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.costs.append(cost(func, args, kwargs or {}, out))
+        return out
 
 
 def cost(func, args, kwargs, out) -> Cost:

@@ -80,6 +80,14 @@ class SlowMotion:
         """Give the unstretched seconds of one operation: the longer side of the roofline."""
         return max(flop / self.peak, nbytes / self.memory_bandwidth)
 
+    def seconds(self, f, *args) -> float:
+        """Give the unstretched seconds of all operations in `f(*args)`, which is called once."""
+        from lib.ranks.roofline import Tally
+
+        with Tally() as tally:
+            f(*args)
+        return sum(self.compute(flop, nbytes) for flop, nbytes in tally.costs)
+
     def moving(self, op: str, ranks: int, nbytes: int) -> float:
         """Give the unstretched seconds of one collective or message."""
         return time_of(op, ranks, nbytes, alpha=self.alpha, beta=1 / self.bandwidth)
