@@ -5,17 +5,16 @@ measured times differ from run to run: they are stored anew with the first chang
 or when you ask (`FRESH=1`), so that a refresh without news leaves every file as it was.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 from lib.course.book import BookError, notebooks
 from lib.course.run import bar, execute
+from lib.course.widgets import VIEW, code, digest, tidy
 
-WIDGETS = "application/vnd.jupyter.widget-state+json"
 KEPT = {"kernelspec", "widgets"}  # of a notebook's metadata
-UNCOMPARED = ("image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json")  # as nbval
+UNCOMPARED = ("image/png", "image/jpeg", VIEW)  # as nbval
 
 
 def stored(notebook) -> str:
@@ -32,27 +31,14 @@ def stored(notebook) -> str:
             cell["id"] = digest(f"{place}{cell.source}")[:8]
         for output in cell.get("outputs", []):
             output.pop("transient", None)
+    tidy(notebook)
     text = nbformat.writes(notebook, version=4)
-    for old, new in names(notebook).items():
-        text = text.replace(old, new)
     text = json.dumps(json.loads(text), indent=1, ensure_ascii=False, sort_keys=True)
     return text + "\n"
 
 
-def names(notebook) -> dict[str, str]:
-    """For every widget's random id, one made from what the widget holds and its place."""
-    states = notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
-    made = {}
-    for place, (old, model) in enumerate(states.items()):
-        text = json.dumps(model, sort_keys=True)
-        for other in states:  # what it says of other widgets is random too
-            text = text.replace(other, "")
-        made[old] = digest(f"{place}{text}")[:32]
-    return made
-
-
 def compared(notebook) -> list:
-    """What the tests would compare of `notebook`, and its source: no pictures, no times."""
+    """What tests compare of `notebook`, its source, its pictures' JavaScript: no times."""
     cells = []
     for cell in notebook.cells:
         outputs = []
@@ -63,7 +49,12 @@ def compared(notebook) -> list:
                 outputs.append([output.output_type, sorted(output.get("data", {})), shown, plain])
         count = cell.get("execution_count")
         cells.append([cell.cell_type, cell.source, dict(cell.metadata), count, outputs])
-    return [*cells, sorted(notebook.metadata), [cell.get("id") for cell in notebook.cells]]
+    return [
+        *cells,
+        sorted(notebook.metadata),
+        [c.get("id") for c in notebook.cells],
+        code(notebook),
+    ]
 
 
 def refresh(path: Path, *, fresh: bool = False) -> str:
@@ -79,11 +70,6 @@ def refresh(path: Path, *, fresh: bool = False) -> str:
         return "as it was (FRESH=1 stores its pictures anew)"
     path.write_text(text, encoding="utf-8", newline="\n")
     return "stored"
-
-
-def digest(text: str) -> str:
-    """Sixty-four hexadecimal digits that depend on `text` and on nothing else."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def main(words: list[str]) -> int:

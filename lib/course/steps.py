@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from lib.course.book import ROOT
+from lib.course.chromium import REMEDY, chromium
 
 CELL_SECONDS = 120  # a cell that takes longer has hung
 CODE = ["lib", "tests"]
@@ -30,6 +31,8 @@ NBVAL = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}
 SPHINX = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-E"]
 SPHINX += ["-c", "lib/course/site", "-d", "_build/doctrees", ".", "_build/book"]
 
+BROWSER = "browser"  # the pictures as a reader has them: in JupyterLab and in the book
+APART = ("test_house.py", "browser")  # of tests/, in steps of their own
 # name -> the commands of that step
 STEPS: dict[str, list[Command]] = {
     "lint": [
@@ -39,9 +42,12 @@ STEPS: dict[str, list[Command]] = {
         _ruff("format", "--check", *CHAPTERS),
     ],
     "house rules": [_pytest("tests/test_house.py")],
-    "tests": [_pytest("tests", "--ignore=tests/test_house.py", "--durations=10")],
+    "tests": [
+        _pytest("tests", *(f"--ignore=tests/{name}" for name in APART), "--durations=10"),
+    ],
     "chapters": [_pytest(*NBVAL, "chapters")],
     "book": [SPHINX],
+    BROWSER: [_pytest("tests/browser", "--durations=10")],
 }
 TIDY = [
     _ruff("check", "--fix", *CODE),
@@ -87,8 +93,13 @@ def main(names: list[str]) -> int:
         print(f"there is no step {unknown[0]!r}: {', '.join(STEPS)}", file=sys.stderr)
         return 2
     counts, began, times = dict.fromkeys(COUNTED, 0), time.perf_counter(), []
+    untried = ""
     for name in names or STEPS:
         print(f"--- {name}", flush=True)
+        if name == BROWSER and not chromium():
+            untried = f"NOT TRIED: tests/browser, for want of Chromium: {REMEDY}."
+            print(untried, flush=True)
+            continue
         start = time.perf_counter()
         for command in STEPS[name]:
             if not call(command, counts):
@@ -97,9 +108,13 @@ def main(names: list[str]) -> int:
                 print(summary(counts, time.perf_counter() - began))
                 return 1
         times.append(f"{name} {time.perf_counter() - start:.0f} s")
-    print(f"\nEvery step passed: {', '.join(times)}.")
-    print(summary(counts, time.perf_counter() - began) if counts["tests"] else "passed")
-    return 0
+    if times:
+        print(f"\nEvery step passed: {', '.join(times)}.")
+    if untried:
+        print(untried)
+    if times:
+        print(summary(counts, time.perf_counter() - began) if counts["tests"] else "passed")
+    return 0 if times else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 
-from lib.course.book import pages  # noqa: E402 (the line above makes it importable)
+from docutils import nodes  # noqa: E402
+from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
+
+from lib.course.book import pages  # noqa: E402 (a line above makes it importable)
+from lib.course.widgets import VIEW  # noqa: E402
 
 project = "Many Ranks, One Model"
 author = "The Many Ranks, One Model authors"
@@ -22,7 +26,7 @@ include_patterns = ["README.md", *(page["file"] for page in pages(ROOT))]
 
 nb_execution_mode = "off"  # published is what the tests compared
 nb_merge_streams = True
-nb_ipywidgets_js = {}  # no RequireJS and no html-manager from somewhere else
+nb_ipywidgets_js = {"pictures.js": {"defer": "defer"}}  # ours, and no html-manager from outside
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 
@@ -34,6 +38,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
+html_context = {"default_mode": "auto"}  # light or dark as the reader's system; a button changes it
 html_copy_source = False
 html_show_sphinx = False
 
@@ -46,6 +51,25 @@ OUTSIDE = re.compile(
     r"""|<link\b[^>]*\bhref=["'](?:https?:)?//[^"']*"""
     r"""|@import\s+(?:url\()?["']?(?:https?:)?//[^"')]*|url\(["']?(?:https?:)?//[^"')]*"""
 )
+
+
+class Stills(SphinxPostTransform):
+    """A picture's PNG says in words what it shows, and stands where the living one will be."""
+
+    default_priority = 3  # before myst-nb takes one type of each output (4)
+
+    def run(self, **kwargs) -> None:
+        """Called once for each page."""
+        for output in list(self.document.findall(nodes.container)):
+            if output.get("nb_element") != "mime_bundle":
+                continue
+            kinds = {part["mime_type"]: part for part in output.children}
+            for image in [n for kind in kinds.values() for n in kind.findall(nodes.image)]:
+                if "text/plain" in kinds:
+                    image["alt"] = kinds["text/plain"].astext()
+                if VIEW in kinds:
+                    image["classes"].append("picture-still")
+                    kinds[VIEW].append(image.deepcopy())
 
 
 def close(app, exception) -> None:
@@ -65,4 +89,5 @@ def close(app, exception) -> None:
 
 def setup(app) -> None:
     """Called by Sphinx."""
+    app.add_post_transform(Stills)
     app.connect("build-finished", close)

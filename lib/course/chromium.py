@@ -1,0 +1,13 @@
+"""Where the browser is that the pictures are tested in: Debian's Chromium, or another one."""
+
+import os
+import shutil
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+REMEDY = "install it (Debian, Ubuntu: sudo apt install chromium) or say CHROMIUM=/path/to/it"
+
+
+def chromium(environ=os.environ) -> str | None:
+    """The path of the browser that CHROMIUM names, or of the first one found; None without one."""
+    names = [environ["CHROMIUM"]] if environ.get("CHROMIUM") else NAMES
+    return next(filter(None, map(shutil.which, names)), None)

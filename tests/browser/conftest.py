@@ -1,0 +1,271 @@
+"""The pictures in a real browser: Chromium, JupyterLab with a kernel, the book from a file.
+
+`tests/browser/cells/*.py` are the cells of one notebook, the gallery: a file for each picture, and
+its name is the name that the fixtures take. Every page here fails its test where something is said
+in the console as an error, or where a request would leave this machine.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lib.course.chromium import REMEDY, chromium
+from lib.course.steps import SPHINX, surroundings
+from tests.browser.jupyter import NAMES, Lab
+from tests.browser.seen import PATIENCE, SCREENSHOTS, Seen, alive
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
+FLAGS += " --disable-sync --disable-extensions --no-first-run --force-color-profile=srgb"
+OURS = re.compile(r"(file|blob|data|about):|(http|ws)://(127\.0\.0\.1|localhost)[:/]")
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `name` is made for every picture of the gallery."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", NAMES)
+
+
+# --- the browser
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, started once."""
+    path = chromium()
+    if not path:
+        pytest.skip(f"no Chromium was found: {REMEDY}")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS.split())
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def wrongs():
+    """What went wrong on any page since it was last asked: sentences."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong(wrongs):
+    """Every test ends with a look at the consoles and at the requests of all pages."""
+    yield
+    found = list(wrongs)
+    wrongs.clear()
+    assert not found, "\n".join(found)
+
+
+@pytest.fixture(scope="session")
+def new_page(browser, wrongs):
+    """`new_page(width=1280, dark=False, offline=False)`: a page whose wrongs are heard."""
+
+    def make(width=1280, height=900, *, dark=False, offline=False, scripts=True):
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            offline=offline,
+            java_script_enabled=scripts,
+        )
+        context.set_default_timeout(PATIENCE * 1000)
+        page = context.new_page()
+
+        def request(url):
+            if not OURS.match(url):
+                wrongs.append(f"a request would leave this machine: {url}")
+
+        def said(message):
+            if message.type == "error":
+                wrongs.append(f"the console says: {message.text} ({message.location['url']})")
+
+        page.on("console", said)
+        page.on("pageerror", lambda error: wrongs.append(f"uncaught: {error}"))
+        page.on("request", lambda asked: request(asked.url))
+        page.on("websocket", lambda socket: request(socket.url))
+        return page
+
+    return make
+
+
+@pytest.fixture
+def page(new_page):
+    """A page for one test."""
+    made = new_page()
+    yield made
+    made.context.close()
+
+
+# --- a picture alone, without Jupyter: exact geometry, and how long it takes
+
+BENCH = """async ([text, data, asks]) => {
+    const here = document.querySelector("#here"), heard = [];
+    const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    const { mount } = await import(address);
+    const model = {
+        get: (name) => ({ data, asks })[name],
+        on: (name, call) => heard.push([name, call]),
+        off() {},
+        send: (message) => window.sent.push(message),
+    };
+    window.sent = [];
+    window.answer = (message) =>
+        heard.forEach(([name, call]) => name === "msg:custom" && call(message));
+    window.renew = (given) => {
+        data = given;
+        heard.forEach(([name, call]) => name === "change:data" && call());
+    };
+    await mount(here, model);
+}"""
+
+
+@pytest.fixture(scope="session")
+def _bench(new_page):
+    return {False: new_page(1700, 1000), True: new_page(1700, 1000, dark=True)}
+
+
+@pytest.fixture
+def bench_page(_bench):
+    """`bench_page(picture, width=None, dark=False)`: a lib.draw Picture, living and alone.
+
+    It is laid out `width` pixels wide, else as wide as its still. What it sends to the kernel is in
+    `window.sent`; `window.answer(message)` is the kernel's answer, `window.renew(data)` new data.
+    """
+    from lib.draw import live
+
+    def show(picture, width: int | None = None, *, dark: bool = False) -> Seen:
+        kind, data = picture.live
+        page, room = _bench[dark], width or picture.width
+        page.set_content('<!doctype html><body style="margin:0"><div id="here"></div>')
+        text, data = live.module(kind), live.packed({"summary": picture.summary} | data)
+        for extra in (0, 40):  # the frame's own padding is learnt from the first
+            page.evaluate("px => (here.style.width = `${px}px`)", room + extra)
+            if not extra:
+                page.evaluate(BENCH, [text, data, picture.ask is not None])
+        seen = alive(page.locator("figure.mrom"), kind)
+        seen.settle()
+        laid = page.evaluate("() => document.querySelector('.mrom-stage').clientWidth")
+        page.evaluate("px => (here.style.width = `${px}px`)", 2 * room + 40 - laid)
+        seen.settle()
+        return seen
+
+    return show
+
+
+# --- the gallery: stored, in JupyterLab, in the book
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Where JupyterLab serves from; nothing in it is anybody's."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.fixture(scope="session")
+def gallery(folder):
+    """The path of a notebook with every picture, stored as `make refresh` stores chapters."""
+    path = folder / "gallery.ipynb"
+    cells = [nbformat.v4.new_markdown_cell("# Gallery", id="title")]
+    for name in NAMES:
+        source = (HERE / "cells" / f"{name}.py").read_text().strip()
+        cells.append(nbformat.v4.new_markdown_cell(f"## {name}", id=f"head-{name}"))
+        cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{name}"))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    for extra in HERE.glob("*.js"):
+        shutil.copy(extra, folder)
+    words = [sys.executable, "-m", "lib.course.refresh", str(path)]
+    done = subprocess.run(words, cwd=ROOT, env=surroundings(), capture_output=True, text=True,
+                          timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="session")
+def lab(folder, new_page, tmp_path_factory):
+    """JupyterLab on a free port of this machine, with a token, settings and trust of its own."""
+    made = Lab(folder, tmp_path_factory.mktemp("home"), new_page)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def opened(lab, gallery):
+    """`opened(name, trust=True, kernel=True)`: a copy of the gallery under that name, not run."""
+    pages = []
+
+    def show(name: str, *, trust: bool, **options):
+        pages.append(lab.open(lab.notebook(name, gallery, trust=trust), **options))
+        return pages[-1]
+
+    yield show
+    for page in pages:
+        page.context.close()
+
+
+@pytest.fixture(scope="session")
+def _running(lab, gallery):
+    page = lab.open(lab.notebook("running", gallery, trust=True))
+    lab.run_all(page)
+    return page
+
+
+@pytest.fixture
+def running(lab, _running):
+    """`running("timeline")`: that picture of the gallery in JupyterLab, its cell run anew."""
+    return lambda name: lab.run_cell(_running, name)
+
+
+@pytest.fixture(scope="session")
+def book(gallery, tmp_path_factory):
+    """The folder of a book of the gallery alone, built as the real one is."""
+    tree = tmp_path_factory.mktemp("book")
+    shutil.copytree(ROOT / "lib", tree / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "README.md").write_text("# The pictures\n")
+    (tree / "chapters").mkdir()
+    shutil.copy(gallery, tree / "chapters")
+    entry = {"file": "chapters/gallery.ipynb", "title": "Gallery"}
+    (tree / "book.yml").write_text(
+        json.dumps({"root": "README", "subtrees": [{"entries": [entry]}]})
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(
+        SPHINX, cwd=tree, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return tree / "_build" / "book"
+
+
+@pytest.fixture
+def book_page(book, new_page):
+    """`book_page(dark=False)`: the gallery in the book, from a file, without a network."""
+    pages = []
+
+    def show(**options):
+        page = new_page(offline=True, **options)
+        pages.append(page)
+        page.goto((book / "chapters" / "gallery.html").as_uri())
+        return page
+
+    yield show
+    for page in pages:
+        page.context.close()
+
+
+@pytest.fixture
+def in_book(book_page):
+    """`in_book("timeline", dark=False, width=1280)`: that picture in the book, on a fresh page."""
+
+    def show(name: str, **options) -> Seen:
+        page = book_page(**options)
+        return alive(page.locator(f"section#{name} figure.mrom"), name)
+
+    return show

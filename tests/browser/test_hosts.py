@@ -1,0 +1,100 @@
+"""Where a reader meets a picture: a fresh clone, JupyterLab with and without a kernel, the book."""
+
+import re
+
+import nbformat
+import pytest
+
+from lib.course.widgets import VIEW
+
+BLANK = re.compile("model not found|Loading widget|Error displaying|could not be drawn")
+
+
+def stored(gallery):
+    """The pictures of the stored gallery: what each output holds."""
+    cells = nbformat.read(gallery, as_version=4).cells
+    return [out.data for cell in cells for out in cell.get("outputs", []) if VIEW in out.data]
+
+
+def shows(page):
+    """What JupyterLab shows of the outputs: living pictures, and stills that are not blank."""
+    outputs = page.locator(".jp-OutputArea-output")
+    assert not BLANK.search(" ".join(outputs.all_inner_texts()))
+    stills = page.locator(".jp-OutputArea img")
+    wide = [stills.nth(i).evaluate("(still) => still.naturalWidth") for i in range(stills.count())]
+    return page.locator("figure.mrom").count(), sum(width > 0 for width in wide)
+
+
+def is_drawn(seen, *, dark=False):
+    """It is not blank, and stands on paper of the theme's own colour."""
+    assert len(seen.colours()) > 1, f"{seen.name} is blank"
+    paper = seen.node.evaluate("(figure) => getComputedStyle(figure).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", paper)[:3])) < 80) == dark, paper
+
+
+# --- JupyterLab
+
+
+def test_a_fresh_clone_shows_the_stills(opened, gallery):
+    page = opened("untrusted", trust=False)
+    page.wait_for_selector(".jp-OutputArea img")
+    assert shows(page) == (0, len(stored(gallery)))
+
+
+@pytest.mark.parametrize("kernel", [True], ids=["fresh kernel"])
+def test_a_trusted_notebook_lives_from_what_it_stores(lab, opened, gallery, kernel):
+    page = opened(f"trusted {kernel}", trust=True, kernel=kernel)
+    running = "() => Boolean(jupyterapp.shell.currentWidget.sessionContext.session?.kernel)"
+    assert page.evaluate(running) == kernel
+    for data, picture in zip(stored(gallery), lab.pictures(page), strict=True):
+        is_drawn(picture)
+        assert data["image/png"]
+    assert shows(page) == (len(stored(gallery)), 0)
+
+
+def test_a_picture_that_runs_is_alive(running, name):
+    seen = running(name)
+    is_drawn(seen)
+    seen.screenshot(f"{name}-jupyterlab")
+
+
+def test_a_kernel_answers_what_a_picture_asks(running):
+    seen = running("probe")
+    seen.control("run again").click()
+    seen.node.get_by_text("runs 1").wait_for()
+    for _ in range(5):
+        seen.control("press").click()
+    seen.control("run again").click()
+    seen.node.get_by_text("ValueError: pressed too often").wait_for(state="attached")
+    assert seen.state["pressed"] == 5
+
+
+def test_pictures_follow_jupyterlab_into_the_dark(lab, running):
+    seen = running("probe")
+    lab.turn(seen.page, dark=True)
+    try:
+        seen.settle()
+        is_drawn(seen, dark=True)
+    finally:
+        lab.turn(seen.page, dark=False)
+    seen.settle()
+    is_drawn(seen)
+
+
+# --- the book
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_book_lives_without_a_network(book_page, gallery, dark):
+    page = book_page(dark=dark)
+    figures = page.locator("figure.mrom")
+    figures.last.wait_for()
+    assert figures.count() == len(stored(gallery))
+    assert not page.locator("img.picture-still").count()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_picture_of_the_book_is_drawn(in_book, name, dark):
+    seen = in_book(name, dark=dark)
+    is_drawn(seen, dark=dark)
+    seen.screenshot(f"{name}-book-{'dark' if dark else 'light'}")
