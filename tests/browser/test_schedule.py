@@ -10,7 +10,7 @@ from lib.draw import live
 from lib.draw.schedule import KINDS, schedule
 from lib.predict.actions import Schedule, ScheduleError
 from lib.predict.play import Costs, play
-from lib.predict.schedule import dualpipe_v
+from lib.predict.schedule import dualpipe_v, one_f_one_b
 
 # Plays each case, and gives every number it knows of it.
 PLAYED = """async ([text, cases]) => {
@@ -401,3 +401,25 @@ def test_a_slider_moves_eight_by_sixty_four_within_a_frame(bench_page):
         return found;
     }""")
     assert statistics.median(took) < 16, took  # ms, of generating, playing, laying out, painting
+
+
+@pytest.mark.parametrize("host", ["running", "in_book"])
+def test_it_is_turned_and_edited_where_readers_are(request, host):
+    """In JupyterLab with a kernel, and in the book from a file."""
+    seen = request.getfixturevalue(host)("schedule")
+    seen.slide("Microbatches", 6)
+    made = one_f_one_b(4, 6)
+    assert number(seen, "makespan") == play(made).makespan
+    share = next(m for m in seen.marks if (m["about"] or "").startswith("bubble, share"))
+    assert "GPipe's (p−1)/(m+p−1)" in seen.hover(share)
+    assert number(seen, "bubble share") == pytest.approx(100 * play(made).bubble(), abs=0.06)
+    drag(seen, "1B2", bar(seen, "1F1")["x"] - 2)
+    rows = [[str(action) for action in line] for line in made]
+    rows[1].insert(1, rows[1].pop(rows[1].index("1B2")))
+    with pytest.raises(ScheduleError) as refused:
+        Schedule(rows)
+    assert row(seen, 1) == rows[1]
+    assert seen.status.endswith(f"Not legal. {refused.value.sentence}")
+    seen.press("u")
+    assert row(seen, 1) == [str(action) for action in made[1]]
+    seen.screenshot(f"schedule-{host}")
