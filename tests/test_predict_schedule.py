@@ -1,5 +1,6 @@
 """Schedules: the text reads back, the rules say what they promise, the impossible is refused."""
 
+import random
 from unittest import mock
 
 import pytest
@@ -316,3 +317,71 @@ def test_pytorch_reads_our_csv(tmp_path):
         for rank in range(4)
     ]
     assert theirs == ours
+    runtime.pipeline_order = {rank: [None, *row] for rank, row in runtime.pipeline_order.items()}
+    runtime._dump_csv(str(path), format="compute_only")  # with idle cells, as its generators have
+    assert path.read_text().startswith(",") and Schedule.read(path.read_text()) == rules.zb_v(8, 8)
+
+
+# --- whatever is written, the answer is a schedule or a sentence
+
+
+def possible(rows):
+    """Whether ranks could carry the rows out, by carrying them out; for tests alone."""
+    cells = [cell for row in rows for cell in row]
+    stages = 1 + max(cell.stage for cell in cells)
+    microbatches = 1 + max(cell.microbatch for cell in cells)
+    homes = {(cell.stage, rank) for rank, row in enumerate(rows) for cell in row}
+    if not all(rows) or len(homes) != stages or len(set(cells)) != len(cells):
+        return False
+    for s in range(stages):
+        for j in range(microbatches):
+            kinds = "".join(sorted(c.kind for c in cells if (c.stage, c.microbatch) == (s, j)))
+            if kinds not in ("BF", "FIW"):
+                return False
+    done, at, moved = set(), [0] * len(rows), True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            if at[rank] == len(row):
+                continue
+            s, kind, j = row[at[rank]]
+            needs = {"F": [(s - 1, "F")], "W": [(s, "I")]}.get(kind, [(s, "F"), (s + 1, "BI")])
+            if all(
+                not 0 <= stage < stages or any((stage, k, j) in done for k in letters)
+                for stage, letters in needs
+            ):
+                done.add((s, kind, j))
+                at[rank] += 1
+                moved = True
+    return len(done) == len(cells)
+
+
+def spoiled(rng):
+    """Rows of a good schedule with one to three cells moved, swapped or renamed."""
+    rule = rng.choice([rules.gpipe, rules.one_f_one_b, rules.interleaved, rules.zb_h1, rules.zb_v])
+    rows = [list(row) for row in rule(4, rng.randint(1, 4))]
+    for _ in range(rng.randint(1, 3)):
+        row = rng.choice([row for row in rows if row])
+        at, other = rng.randrange(len(row)), rng.randrange(len(row))
+        match rng.randrange(5):
+            case 0 | 1:
+                row[at], row[other] = row[other], row[at]
+            case 2:
+                row.insert(other, row.pop(at))
+            case 3:
+                row[at] = row[at]._replace(kind=rng.choice("FBIW"))
+            case 4:
+                rng.choice(rows).append(row.pop(at))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_spoiled_schedule_is_told_apart_from_a_good_one(seed):
+    rng = random.Random(seed)
+    for rows in [spoiled(rng) for _ in range(20)]:
+        if possible(rows):
+            assert [list(row) for row in Schedule(rows)] == rows
+        else:
+            with pytest.raises(ScheduleError) as caught:
+                Schedule(rows)
+            assert caught.value.sentence.endswith(".")
