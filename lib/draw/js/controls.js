@@ -73,15 +73,17 @@ const builders = {
   // A line of text and a button: enter(text, state) returns what changes. {action, hint, type}
   entry(now, set, state) {
     const { label, action, hint = "", type = "text" } = now();
-    const input = make("input", { type, placeholder: hint, autocomplete: "off", inputmode: now().mode });
-    const button = make("button", { type: "submit", text: action });
+    const give = () => set(now().enter(input.value, state) || {});
+    const onkeydown = (event) => { // JupyterLab lets no form be submitted
+      if (event.key !== "Enter" || event.isComposing) return;
+      event.preventDefault();
+      give();
+    }; // prettier-ignore
+    const more = { type, placeholder: hint, autocomplete: "off", inputmode: now().mode };
+    const input = make("input", { ...more, onkeydown });
+    const button = make("button", { type: "button", text: action, onclick: give });
     const words = make("label", { class: "mrom-entry" }, make("span", { text: label }), input);
-    const node = make("form", {
-      onsubmit: (event) => {
-        event.preventDefault();
-        set(now().enter(input.value, state) || {});
-      },
-    }, words, button);
+    const node = make("form", { onsubmit: (event) => event.preventDefault() }, words, button);
     return [node, () => {
       input.disabled = button.disabled = Boolean(now().off?.(state));
       const given = now().given?.(state);
