@@ -70,23 +70,26 @@ class Quantized(Gathered):
         if self.chance is None:
             self.chance = torch.Generator(flat.device)
             self.chance.manual_seed(self.seed * 65_536 + dist.get_rank(group))
-        exact = flat if flat.element_size() >= 4 else flat.float()
-        padding = -flat.numel() % self.block
-        blocks = torch.nn.functional.pad(exact, (0, padding)).view(-1, self.block)
-        scales = blocks.abs().amax(1)
-        x = (blocks / scales.where(scales > 0, 1).unsqueeze(1) * self.steps).flatten()
-        x = x[: flat.numel()]
+        x = self._blocks(flat if flat.element_size() >= 4 else flat.float())
+        scales = x.abs().amax(1, keepdim=True)
+        x.div_(scales.where(scales > 0, 1)).mul_(self.steps)
+        x = x.view(-1)[: flat.numel()]
         low = x.floor()
         # Up as often as x is near it: E[code] = x. Not floor(x + chance): 127 + 0.99999997 is 128.
         up = torch.rand(x.shape, generator=self.chance, dtype=x.dtype, device=x.device) < x - low
-        codes = (low + up + self.steps).to(torch.uint8)
-        return [scales.to(flat.dtype), pack(codes, self.bits)]
+        codes = low.add_(up).add_(self.steps).to(torch.uint8)
+        return [scales.view(-1).to(flat.dtype), pack(codes, self.bits)]
 
     def decode(self, parts, sign, bucket):
         """Add each code times its scale."""
         (scales, packed), numel = parts, bucket.flat.numel()
-        x = (unpack(packed, self.bits, numel) - self.steps).to(scales.dtype) / self.steps
-        bucket.flat.add_(x * scales.repeat_interleave(self.block)[:numel], alpha=sign)
+        codes = unpack(packed, self.bits, numel).to(scales.dtype).sub_(self.steps)
+        x = self._blocks(codes).div_(self.steps).mul_(scales.unsqueeze(1))
+        bucket.flat.add_(x.view(-1)[:numel], alpha=sign)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """Copy x into rows of a block each, the last one filled up with zeros."""
+        return torch.nn.functional.pad(x, (0, -x.numel() % self.block)).view(-1, self.block)
 
 
 class Sign(Gathered):
@@ -103,9 +106,10 @@ class Sign(Gathered):
     def decode(self, parts, sign, bucket):
         """Add each sign times its tensor's scale."""
         (scales, packed), flat = parts, bucket.flat
-        signs = (2 * unpack(packed, 1, flat.numel()) - 1).to(flat.dtype)
-        sizes = torch.tensor([view.numel() for view in bucket.views], device=flat.device)
-        flat.add_(signs * scales.repeat_interleave(sizes), alpha=sign)
+        signs = unpack(packed, 1, flat.numel()).to(flat.dtype).mul_(2).sub_(1)
+        pieces = signs.split([view.numel() for view in bucket.views])
+        torch._foreach_mul_(pieces, list(scales.unbind()))
+        flat.add_(signs, alpha=sign)
 
 
 class PowerSGD(Compressor):
@@ -140,7 +144,8 @@ class PowerSGD(Compressor):
     def start(self, p, columns: int, rank: int, like: Tensor) -> Tensor:
         """Give the Q to start from: the last one, or one that all ranks draw alike."""
         if p not in self.factors or not self.warm:
-            drawn = torch.randn(columns, rank, generator=self.chance, dtype=torch.float32)
+            shape, kind = (columns, rank), {"dtype": torch.float32, "device": "cpu"}
+            drawn = torch.randn(shape, generator=self.chance, **kind)
             self.factors[p] = drawn.to(like)
         return self.factors[p]
 

@@ -11,27 +11,27 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """
     _known(bits)
     numel = codes.numel()
-    groups = torch.zeros(-(-numel // 8) * 8, dtype=torch.int64, device=codes.device)
-    groups[:numel] = codes
+    groups = torch.zeros(-(-numel // 8), 8, dtype=torch.uint8, device=codes.device)
+    groups.view(-1)[:numel] = codes
     # Eight codes fill at most the 64 bits of one whole number; its first `bits` bytes hold them.
-    words = (groups.view(-1, 8) << _shifts(bits, codes.device)).sum(1)
+    words = torch.zeros(len(groups), dtype=torch.int64, device=codes.device)
+    for place in range(8):
+        words |= groups[:, place].long() << (place * bits)
     return words.view(torch.uint8).view(-1, 8)[:, :bits].flatten()[: -(-numel * bits // 8)]
 
 
 def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
-    """Undo `pack`: bytes -> the first `numel` numbers, as int64."""
+    """Undo `pack`: bytes -> the first `numel` numbers, a byte each."""
     _known(bits)
-    groups = -(-numel // 8)
-    whole = torch.zeros(groups * bits, dtype=torch.uint8, device=packed.device)
-    whole[: packed.numel()] = packed
-    words = torch.zeros(groups, 8, dtype=torch.uint8, device=packed.device)
-    words[:, :bits] = whole.view(groups, bits)
-    words = words.view(torch.int64)
-    return ((words >> _shifts(bits, packed.device)) & (2**bits - 1)).flatten()[:numel]
-
-
-def _shifts(bits: int, device) -> Tensor:
-    return torch.arange(8, device=device) * bits
+    groups = torch.zeros(-(-numel // 8), bits, dtype=torch.uint8, device=packed.device)
+    groups.view(-1)[: packed.numel()] = packed
+    words = torch.zeros(len(groups), 8, dtype=torch.uint8, device=packed.device)
+    words[:, :bits] = groups
+    words = words.view(torch.int64).flatten()
+    codes = torch.empty(len(groups), 8, dtype=torch.uint8, device=packed.device)
+    for place in range(8):
+        codes[:, place] = (words >> (place * bits)) & (2**bits - 1)
+    return codes.view(-1)[:numel]
 
 
 def _known(bits: int) -> None:
