@@ -156,7 +156,7 @@ def test_replicas_by_hand():
 
 
 def test_convolutions_are_replicated_and_the_large_layers_are_not():
-    """PipeDream's finding for VGG16: few weights and much work in front, the contrary behind."""
+    """Few weights and much work in front, the contrary behind, as in VGG16."""
     layers = [Layer(5.0, 50.0, 1.0)] * 6 + [Layer(1.0, 1.0, 4000.0)] * 2
     assert str(with_replicas(layers, [(16, 100.0)])) == "0:6 x15 | 6:8"
 

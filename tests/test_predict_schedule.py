@@ -1,5 +1,6 @@
 """Schedules: the text reads back, the rules say what they promise, the impossible is refused."""
 
+import pickle
 import random
 from unittest import mock
 
@@ -228,6 +229,15 @@ def test_the_grid_points_at_the_bad_cells():
         "rank 1  1F0 1F1 1B0 1B1",
         "            ↑",
     ]
+
+
+def test_schedules_and_refusals_travel_to_ranks_and_back():
+    schedule = rules.dualpipe_v(4, 5)
+    assert pickle.loads(pickle.dumps(schedule)) == schedule
+    with pytest.raises(ScheduleError) as caught:
+        Schedule.read("0F0,0F0,0B0")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.cells) == (str(caught.value), [(0, 1)])
 
 
 def test_a_large_grid_is_cut_around_the_bad_cell():

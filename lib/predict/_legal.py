@@ -106,14 +106,15 @@ def _deadlock(rows, grid):
         circle.append(rank)
         rank = rank_of[needs[stuck[rank]]]
     circle = circle[circle.index(rank) :]
-    words = []
+    flat, words = [action for row in rows for action in row], []
     for rank in circle:
         want = needs[stuck[rank]]
-        other = rank_of[want]
-        mine = rows[rank][stuck[rank] - first[rank]]
-        whose = "later in its row" if other == rank else f"of rank {other}"
-        wanted = rows[other][want - first[other]]
-        words.append(f"rank {rank} stands before {mine} and waits for {wanted} {whose}")
+        pair = want - 1 in grid.overlapped  # what a pair makes is there when both are done
+        wanted = f"({flat[want - 1]};{flat[want]})OVERLAP_F_B" if pair else flat[want]
+        whose = "later in its row" if rank_of[want] == rank else f"of rank {rank_of[want]}"
+        words.append(
+            f"rank {rank} stands before {flat[stuck[rank]]} and waits for {wanted} {whose}"
+        )
     bad = [(rank, stuck[rank] - first[rank]) for rank in circle]
     return "Deadlock: " + "; ".join(words) + ".", bad
 

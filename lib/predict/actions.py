@@ -71,8 +71,11 @@ class ScheduleError(ValueError):
     """A schedule that no ranks could carry out: `sentence` says why, `cells` are (rank, step)."""
 
     def __init__(self, sentence: str, cells, rows):
-        self.sentence, self.cells = sentence, cells
+        self.sentence, self.cells, self.rows = sentence, cells, rows
         super().__init__(sentence + ("\n\n" + picture(rows, cells) if rows else ""))
+
+    def __reduce__(self):  # so that it comes back whole from a rank
+        return type(self), (self.sentence, self.cells, self.rows)
 
 
 class Schedule(Sequence):

@@ -36,7 +36,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """1F1B, PipeDream-flush: at most p - r microbatches are alive on rank r (arXiv 2006.09503).
 
-    Rank r weaves after p-1-r forwards.
+    Rank r weaves after p-1-r forwards; with fewer microbatches too, which PyTorch refuses.
     """
     rule = lambda rank, f, b: _weave(f, b, stages - 1 - rank)
     return _one_stage_each("1F1B", stages, microbatches, rule)
