@@ -39,16 +39,12 @@ def test_nothing_is_imported_or_fetched_by_the_joined_text(kind):
 
 
 def test_every_import_of_a_file_names_what_the_other_exports():
+    taken = re.compile(r"^import \{([^}]*)\} from \"\./([\w-]+)\.js\";", flags=re.M)
+    given = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", flags=re.M)
     for path in live.JS.glob("*.js"):
-        text = path.read_text("utf-8")
-        for names, file in re.findall(
-            r"^import \{([^}]*)\} from \"\./([\w-]+)\.js\";", text, flags=re.M
-        ):
-            exported = re.findall(
-                r"^export (?:async )?(?:function|const|class) (\w+)", (live.JS / f"{file}.js").read_text(),
-                flags=re.M,
-            )  # fmt: skip
-            assert {name.strip() for name in names.split(",") if name.strip()} <= set(exported), (
+        for names, file in taken.findall(path.read_text("utf-8")):
+            exported = set(given.findall((live.JS / f"{file}.js").read_text("utf-8")))
+            assert {name.strip() for name in names.split(",") if name.strip()} <= exported, (
                 path.name
             )
 
