@@ -87,6 +87,8 @@ def story(run: Run, unit: str) -> str:
     """The same in words."""
     made, table = run.schedule, run.costs.table(run.schedule.stages)
     times = {"F": table[0], "I": table[2], "W": table[3]}
+    if run.costs.backward is not None:
+        times["B"] = table[1]
     send = run.costs.each("send", made.stages - 1)
     times["send"] = send if len(send) else [0.0]
     plural = lambda number, noun: f"{number} {noun}{'s' * (number != 1)}"

@@ -163,6 +163,9 @@ PICTURES = {
     "several chunks": lambda: schedule("interleaved", 12, 3, 4),
     "side by side": lambda: schedule(dualpipe_v(8, 10), costs=Costs(overlap=2.5)),
     "one": lambda: schedule("gpipe", 1, 3),
+    "whole": lambda: schedule(
+        "gpipe", 3, 4, costs=Costs(send=0.2, backward=[2, 3, 2.5], sends_block=True)
+    ),
 }
 
 

@@ -184,7 +184,8 @@ function costsOf(data, s, { stages, rows }) {
 
 function timesOf(data, s, schedule) {
   const { table, send } = costsOf(data, s, schedule);
-  return { F: table[0], I: table[2], W: table[3], send: send.length ? send : [0] };
+  const whole = data.ratios.backward ? { B: table[1] } : {};
+  return { F: table[0], I: table[2], W: table[3], ...whole, send: send.length ? send : [0] };
 }
 
 function change(old, now) {
