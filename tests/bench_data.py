@@ -1,0 +1,172 @@
+"""Measure data parallelism against PyTorch's, in turns in the same processes.
+
+    python tests/bench_data.py [--repeats 40] [--launches 3] [--only step,memory,overlap]
+
+Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as Theirs
+
+from lib import World
+from lib.parallel.data import DistributedDataParallel
+from lib.predict.shape import GPTShape, MLPShape
+from lib.ranks.memory import Memory
+from lib.single import GPT, MLP, mean_squares, next_token_loss
+
+BUCKET = 2**20
+MODELS = {
+    "GPT of 4 layers": GPTShape(width=256, heads=4, sequence=128),
+    "wide MLP": MLPShape((1024, 2048, 2048, 1024)),
+}
+
+
+@dataclass
+class Figure:
+    """One line of the table: ours against theirs in `unit`, and what the ratio must reach."""
+
+    name: str
+    ours: float
+    theirs: float
+    ratio: float
+    must: str
+    reached: bool
+    unit: str = "ms"
+
+
+def build(name, theirs=None):
+    """Make one model, its optimizer, its batch, its loss; ours, or theirs with these options."""
+    shape = MODELS[name]
+    torch.manual_seed(1 + dist.get_rank())
+    if isinstance(shape, GPTShape):
+        model, loss = GPT(shape), next_token_loss
+        tokens = torch.randint(256, (2, shape.sequence + 1))
+        batch = tokens[:, :-1], tokens[:, 1:]
+    else:
+        model, loss = MLP(shape), mean_squares
+        batch = torch.randn(64, shape.widths[0]), torch.randn(64, shape.widths[-1])
+    if theirs is None:
+        wrapped = DistributedDataParallel(model, bucket_bytes=BUCKET)
+    else:
+        wrapped = Theirs(model, bucket_cap_mb=BUCKET / 2**20, **theirs)
+    return wrapped, torch.optim.AdamW(model.parameters(), 1e-4), batch, loss
+
+
+def step(wrapped, optimizer, batch, loss):
+    """One training step."""
+    optimizer.zero_grad()
+    loss(wrapped(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def in_turns(name, repeats):
+    """Time a step of ours and of theirs in turns on this rank: the median of each, in seconds.
+
+    Theirs keeps gradients as views of its buckets, as ours does: it spares a copy.
+    """
+    rivals = [build(name), build(name, {"gradient_as_bucket_view": True})]
+    taken = [[] for _ in rivals]
+    for turn in range(repeats + 3):
+        for which in (turn % 2, 1 - turn % 2):  # nobody is always first
+            dist.barrier()
+            began = time.perf_counter()
+            step(*rivals[which])
+            dist.barrier()  # a step is over when the last rank's is
+            if turn >= 3:
+                taken[which].append(time.perf_counter() - began)
+    return [statistics.median(times) for times in taken]
+
+
+def steps(options):
+    """Our step against PyTorch's, on 2 and 4 ranks."""
+    for ranks in (2, 4):
+        for name in MODELS:
+            found = []
+            for _ in range(options.launches):
+                with World(ranks, device="cpu") as world:
+                    ours, theirs = world.run(in_turns, name, options.repeats)[0]
+                found.append((ours / theirs, 1e3 * ours, 1e3 * theirs))
+            ratio, ours, theirs = statistics.median_low(found)
+            title = f"step of a {name}, {ranks} ranks, ours / PyTorch's DDP"
+            yield Figure(title, ours, theirs, ratio, "at most 1.02 times", ratio <= 1.02)
+
+
+def bytes_held(name, theirs):
+    """Bytes of gradients and what lies beside them on this rank after backward, and the peak."""
+    wrapped, optimizer, batch, loss = build(name, theirs)
+    for _ in range(3):
+        step(wrapped, optimizer, batch, loss)
+    optimizer.zero_grad()
+    with Memory(wrapped, optimizer) as memory:
+        loss(wrapped(batch[0]), batch[1]).backward()
+    held = memory.now
+    return held["gradients"] + held["other"], memory.peak
+
+
+def memory(options):
+    """Gradients and buckets after backward against PyTorch's with gradient_as_bucket_view."""
+    with World(2, device="cpu") as world:
+        for name in MODELS:
+            (ours, peak), (theirs, their_peak) = (
+                world.run(bytes_held, name, kind)[0]
+                for kind in (None, {"gradient_as_bucket_view": True})
+            )
+            for what, a, b in (("gradients", ours, theirs), ("at the peak", peak, their_peak)):
+                title = f"{what} of a {name}, ours / PyTorch's with views"
+                yield Figure(title, a / 1e6, b / 1e6, a / b, "at most 1", a <= b, "MB")
+
+
+def overlap(options):
+    """Slow motion on eight ranks: makespan against paper, and the share of waiting hidden."""
+    import test_parallel_data_overlap as slow
+
+    exposed, found = {}, {}
+    with World(8, device="cpu") as world:
+        for bucket_bytes in (1, 10**9):
+            runs = [slow.recorded(world, bucket_bytes) for _ in range(options.launches)]
+            found[bucket_bytes] = statistics.median(run.makespan for run in runs)
+            exposed[bucket_bytes] = statistics.median(slow.exposed(run) for run in runs)
+    ranks = [slow.BATCH] * 8
+    paper = {
+        size: slow.data_parallel_step(
+            slow.WIDTHS, ranks, slow.SPEEDS, buckets=slow.layers_per_bucket(slow.WIDTHS, size)
+        )
+        for size in found
+    }
+    for size, what in ((1, "a bucket for each layer"), (10**9, "one bucket")):
+        a, b = found[size], paper[size].makespan
+        title = f"slow motion, 8 ranks, {what}: step, recorded / predicted"
+        yield Figure(title, 1e3 * a, 1e3 * b, a / b, "within 5 %", abs(a / b - 1) <= 0.05)
+    hidden = 1 - exposed[1] / exposed[10**9]
+    wanted = 1 - slow.exposed(paper[1]) / slow.exposed(paper[10**9])
+    title = "share of communication hidden behind backward, recorded / predicted"
+    good = abs(hidden / wanted - 1) <= 0.05 and hidden >= 0.8
+    must = "within 5 %, at least 80 % hidden"
+    yield Figure(title, 100 * hidden, 100 * wanted, hidden / wanted, must, good, "% ")
+
+
+def main():
+    """Measure, print a line for each figure, and fail if one does not reach what it must."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--only", default="steps,memory,overlap")
+    options, missed = parser.parse_args(), 0
+    for measure in (steps, memory, overlap):
+        for figure in measure(options) if measure.__name__ in options.only.split(",") else ():
+            mark = "reached" if figure.reached else "NOT REACHED"
+            print(f"{figure.name:<72} {figure.ours:>9.3f} {figure.theirs:>9.3f} {figure.unit}"
+                  f"  ratio {figure.ratio:>6.3f}  {figure.must}: {mark}", flush=True)  # fmt: skip
+            missed += not figure.reached
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
