@@ -44,7 +44,7 @@ def places_of(plan: Plan, ring: bool) -> Places:
         most = min(132, width * (0.24 if n <= 4 else 0.17))
         pitch, tall = min(30, max(7, most // across)), 40 // n * n
         w, h, wide = pitch - 2, tall / down - down + 1, across * pitch - 2
-        reach = min(width / 2 - 8 - max(wide, 72) / 2, 250 if n <= 4 else 280)
+        reach = min(width / 2 - 8 - max(wide, 84) / 2, 250 if n <= 4 else 280)
         turns = [2 * pi * r / n - pi / 2 - pi / n for r in range(n)]
         left, top = width / 2 - wide / 2, HEAD + LABEL - _RISE[n] * min(map(sin, turns))
         corners = [
@@ -55,9 +55,9 @@ def places_of(plan: Plan, ring: bool) -> Places:
         return Places(corners, pitch, w, h, wide, tall, bottom, ring)
     top = HEAD + (style.LINE - 2) * numbered(plan)
     tall = (40 if n <= 4 else 34) // n * n
-    pitch = min(150, (width - 100) // across)
+    pitch = min(150, (width - 112) // across)
     w, h = min(48 if across == 1 else 72, pitch * 13 // 25), tall / down - down + 1
-    left = 92 + (width - 100 - across * pitch) // 2
+    left = 104 + (width - 112 - across * pitch) // 2
     corners = [(left, top + r * (tall + 14)) for r in range(n)]
     wide, bottom = across * pitch - pitch + w, top + n * (tall + 14)
     return Places(corners, pitch, w, h, wide, tall, bottom, ring)

@@ -43,7 +43,10 @@ export function picture(data) {
       choice,
       { kind: "slider", name: "ranks", label: "Ranks", min: 2, max: 8 },
     ], // prettier-ignore
-    layout: (state, width) => layoutGrids(opsOf(state), grids(state), state.at, width),
+    layout: (state, width) => ({
+      ...layoutGrids(opsOf(state), grids(state), state.at, width),
+      summary: inWords(opsOf(state), grids(state)),
+    }),
     says: (state) => {
       const now = Math.min(data.ops.length - 1, Math.floor(state.at));
       const ops = state.at === data.ops.length ? opsOf(state) : [opsOf(state)[now]];
@@ -60,6 +63,15 @@ function gridsOf(ops, ranks) {
   const grids = [rooted ? start.map((held, r) => (r ? [] : held)) : start];
   for (const op of ops) grids.push(COLLECTIVES[op][0](grids.at(-1)));
   return grids;
+}
+
+// The same in words: a line for each rank.
+function inWords(ops, grids) {
+  const lines = grids[0].map((_, r) => {
+    const held = grids.map((grid) => grid[r].join("  ") || "nothing");
+    return `  rank ${r}: ${held.join("  →  ")}`;
+  });
+  return [ops.join(" then "), ...lines].join("\n");
 }
 
 function layoutGrids(ops, grids, at, width) {

@@ -21,7 +21,7 @@ export function placesOf(data, ring, width) {
     const pitch = Math.min(30 * grown, Math.max(7, Math.floor(most / across)));
     const tall = Math.floor((40 * grown) / n) * n, rise = RISE[n] * grown;
     const w = pitch - 2, h = tall / down - down + 1, wide = across * pitch - 2;
-    const reach = Math.min(width / 2 - 8 - Math.max(wide, 72) / 2, (n <= 4 ? 250 : 280) * grown);
+    const reach = Math.min(width / 2 - 8 - Math.max(wide, 84) / 2, (n <= 4 ? 250 : 280) * grown);
     const turns = Array.from({ length: n }, (_, r) => (2 * Math.PI * r) / n - Math.PI / 2 - Math.PI / n);
     const left = width / 2 - wide / 2, top = HEAD + LABEL - rise * Math.min(...turns.map(Math.sin));
     const corners = turns.map((t) => [left + reach * Math.cos(t), top + rise * Math.sin(t)]
@@ -30,9 +30,9 @@ export function placesOf(data, ring, width) {
     return { corners, pitch, w, h, wide, tall, bottom, ring };
   }
   const top = HEAD + (style.line - 2) * numbered(data), tall = Math.floor((n <= 4 ? 40 : 34) / n) * n;
-  const pitch = Math.min(150, Math.floor((width - 100) / across));
+  const pitch = Math.min(150, Math.floor((width - 112) / across));
   const w = Math.min(across === 1 ? 48 : 72, Math.floor((pitch * 13) / 25)), h = tall / down - down + 1;
-  const left = 92 + Math.floor((width - 100 - across * pitch) / 2);
+  const left = 104 + Math.floor((width - 112 - across * pitch) / 2);
   const corners = Array.from({ length: n }, (_, r) => [left, top + r * (tall + 14)]);
   const wide = across * pitch - pitch + w, bottom = top + n * (tall + 14);
   return { corners, pitch, w, h, wide, tall, bottom, ring };

@@ -7,15 +7,15 @@ const FAINTEST = 0.08; // what is little is not nothing
 
 export function picture(data) {
   const { ranks, ops, groups } = data;
-  const all = (words, names) => [["", words], ...names.map((name) => [name, name || "no name"])];
+  const all = (names) => [[null, "all"], ...names.map((name) => [name, name || "no name"])];
   const nodes = nodeSizes(data);
   return {
     title: "Traffic by sender and receiver",
     summary: data.summary,
-    state: { op: "", group: "", node: data.node },
+    state: { op: null, group: null, node: data.node },
     controls: [
-      { kind: "choice", name: "op", label: "Operation", options: all("all", ops), hidden: ops.length < 2 },
-      { kind: "choice", name: "group", label: "Group", options: all("all", groups), hidden: groups.length < 2 },
+      { kind: "choice", name: "op", label: "Operation", options: all(ops), hidden: ops.length < 2 },
+      { kind: "choice", name: "group", label: "Group", options: all(groups), hidden: groups.length < 2 },
       { kind: "choice", name: "node", label: "Ranks a node", options: nodes, hidden: nodes.length < 2 },
     ],
     layout(state, width) {
@@ -38,7 +38,7 @@ function nodeSizes({ ranks, node }) {
 function pairsOf(data, { op, group }) {
   const moved = new Map();
   for (const [o, g, from, to, bytes, messages, calls] of data.routes) {
-    if ((op && data.ops[o] !== op) || (group && data.groups[g] !== group)) continue;
+    if (![null, data.ops[o]].includes(op) || ![null, data.groups[g]].includes(group)) continue;
     const key = `${from} ${to}`;
     if (!moved.has(key)) moved.set(key, { from, to, bytes: 0, messages: 0, parts: [] });
     const pair = moved.get(key);
@@ -143,7 +143,7 @@ function aboutPair(from, to, pair) {
 // The line below the matrix: what all that is shown comes to.
 function told(data, moved, { op, group, node }) {
   const pairs = [...moved.values()], sum = (name) => pairs.reduce((total, pair) => total + pair[name], 0);
-  const what = [op || "all operations", group ? `in ${group}` : ""].filter(Boolean).join(" ");
+  const what = `${op ?? "all operations"}${group === null ? "" : ` in ${group || "no named group"}`}`;
   const lines = [`${what}: ${plural(sum("bytes"), "byte")} in ${plural(sum("messages"), "message")}`];
   if (node) {
     const [inside, outside] = split(data.ranks, moved, node);

@@ -1,0 +1,3 @@
+from lib.draw import collective
+
+collective("reduce_scatter", "all_gather")
