@@ -1,6 +1,6 @@
 // A schedule played: each action as soon as its rank is free and what it needs has arrived. The same
 // as lib/predict/{_clock,play,_legal}.py, to the last bit of a number and the last word of a sentence.
-import { actionText } from "./schedules.js";
+import { actionText, cellText } from "./schedules.js";
 
 // All rows end to end: where everything stands, and what waits for what (a place, or -1).
 export function gridOf({ rows, stages, microbatches, paired }) {
@@ -176,7 +176,9 @@ export function refusal(grid) {
   const found = circle.map((stuck) => [at[stuck], waits[at[stuck]]]);
   const words = found.map(([here, want]) => {
     const whose = rank[here] === rank[want] ? "later in its row" : `of rank ${rank[want]}`;
-    return `rank ${rank[here]} stands before ${text(here)} and waits for ${text(want)} ${whose}`;
+    const pair = grid.paired.has(codes[want - 1]); // what a pair makes is there when both are done
+    const wanted = pair ? cellText([codes[want - 1], codes[want]], stages) : text(want);
+    return `rank ${rank[here]} stands before ${text(here)} and waits for ${wanted} ${whose}`;
   });
   return { sentence: `Deadlock: ${words.join("; ")}.`, waits: found };
 }
