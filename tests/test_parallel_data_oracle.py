@@ -106,6 +106,14 @@ class Tied(nn.Module):
     loss = staticmethod(next_token_loss)
 
 
+class Small(Tied):
+    """The small GPT as it comes."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.model = GPT()
+
+
 class Images(nn.Module):
     """ResNet-like: convolutions, channels last, batch norm with its buffers, a shortcut."""
 
@@ -205,7 +213,8 @@ def twenty_steps(kind, make, options, steps=20):
 
 FIND, STATIC = {"find_unused": True}, {"static": True}
 CASES = [
-    (Tied, {}), (Images, {}), (Recurrent, {}), (Shuffled, {}), (Frozen, {}), (Tied, FIND),
+    (Small, {}), (Tied, {}), (Images, {}), (Recurrent, {}), (Shuffled, {}), (Frozen, {}),
+    (Tied, FIND),
     (Unused, FIND), (OddRanks, FIND), (OddSteps, FIND), (Images, STATIC), (Unused, STATIC),
 ]  # fmt: skip
 

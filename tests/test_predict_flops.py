@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lib.predict.flops import flops, flops_of_blocks, six_n
+from lib.predict.flops import flops, flops_of_blocks, gradient_seconds, six_n
 from lib.predict.shape import GPTShape, MLPShape, ModelShape
 from lib.ranks import roofline  # registers attention's CPU kernel with PyTorch's counter
 from lib.single import GPT, MLP, mean_squares, next_token_loss
@@ -58,6 +58,29 @@ def test_the_rule_of_thumb_is_right_for_large_models():
     paper = 72 * s * layers * d * d * (1 + s / (6 * d) + v / (12 * layers * d))
     assert exact == round(paper) + layers * 2 * s * s * d
     assert 0.9 < six_n(shape.numel, s) / exact < 1
+
+
+class Speeds:
+    """1 FLOP a second, and memory that is either slow or no matter."""
+
+    def __init__(self, byte):
+        self.byte = byte
+
+    def compute(self, flop, nbytes):
+        return max(flop, nbytes * self.byte)
+
+
+def test_the_time_of_each_gradient():
+    shape = GPTS[0]
+    seconds = gradient_seconds(shape, 3, Speeds(0))
+    assert len(seconds) == len(shape.parameters)
+    assert sum(seconds) == pytest.approx(flops(shape, 3).backward)
+    named = {p.name: (p, s) for p, s in zip(shape.parameters, seconds)}
+    up, norm = named["blocks.1.mlp.up.weight"], named["blocks.1.norm1.weight"]
+    assert up[1] / norm[1] == pytest.approx(up[0].numel / norm[0].numel)
+    assert named["blocks.0.tokens.weight"][1] == 0  # a look-up has no product
+    slow = gradient_seconds(shape, 3, Speeds(1e9))
+    assert slow == pytest.approx([8e9 * p.numel for p in shape.parameters])
 
 
 def test_what_is_not_known_is_refused():

@@ -87,9 +87,6 @@ def test_devices_hold_what_is_predicted(shape, devices):
         for kind, nbytes in held._asdict().items():
             most = max((row.bytes for row in rows.where(op=kind)), default=0)
             assert most == nbytes, f"{kind} on device {device}"
-    comm = ledger.where(rank=0, lane="comm")
-    five = paper.exchanges_of_devices(shape, batch[0].nbytes, 8)
-    assert [(row.op, row.bytes) for row in comm] == five
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

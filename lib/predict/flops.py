@@ -60,6 +60,24 @@ def flops(shape: ModelShape, batch: int, sequence: int | None = None) -> Flop:
     return _sum(flops_of_blocks(shape, batch, sequence))
 
 
+def gradient_seconds(
+    shape: ModelShape, batch: int, speeds, sequence: int | None = None, itemsize: int = 4
+) -> list[float]:
+    """Give backward's seconds for each of `shape.parameters`, in their order.
+
+    A block takes `speeds.compute(flop, bytes)`, its bytes being its weights', read, and their
+    gradients', written; its time is shared out by the sizes of its parameters.
+    """
+    blocks = flops_of_blocks(shape, batch, sequence)
+    numels = [0] * len(blocks)
+    for parameter in shape.parameters:
+        numels[parameter.block] += parameter.numel
+    seconds = [
+        speeds.compute(flop.backward, 2 * numel * itemsize) for flop, numel in zip(blocks, numels)
+    ]
+    return [seconds[p.block] * p.numel / numels[p.block] for p in shape.parameters]
+
+
 def six_n(parameters: float, tokens: float) -> float:
     """Give the rule of thumb: 6 operations for each parameter and token.
 

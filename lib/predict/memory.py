@@ -92,20 +92,3 @@ def data_parallel_devices(
     states = optimizer_states(shape, optimizer, itemsize)
     both = model * (1 + (devices > 1))
     return [Held(model, both, states, first)] + [Held(model, model, 0, own)] * (devices - 1)
-
-
-def exchanges_of_devices(
-    shape: ModelShape, batch_bytes: int, batch: int, itemsize: int = 4
-) -> list[tuple[str, int]]:
-    """Give the five exchanges of a batch, (operation, bytes of the full buffer), in order.
-
-    `batch_bytes` are those of the inputs; whatever the number of devices is.
-    """
-    model, out = shape.nbytes(itemsize), outputs(shape, batch, None, itemsize)
-    return [
-        ("scatter", batch_bytes),
-        ("broadcast", model),
-        ("gather", out),
-        ("scatter", out),
-        ("reduce", model),
-    ]
