@@ -16,6 +16,7 @@ from lib._columns import keys
 from lib.draw.words import has_rows
 from lib.ledger import Ledger
 
+_NOTHING = np.empty(0, np.int64), np.empty(0)
 _MESSAGE = {"send": "message", "recv": "message"}
 
 
@@ -60,7 +61,8 @@ def _spans(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
 def critical_path(ledger: Ledger) -> list[Step]:
     """What the end of a run had to wait for, from its first start on. [Note: the critical path]"""
     has_rows(ledger, "critical path")
-    walk = _Walk(ledger.where(lane=["compute", "comm", "wait"]))
+    first = float(ledger.column("start").min())
+    walk = _Walk(ledger.where(lane=["compute", "comm", "wait"]), first)
     steps: list[Step] = []
     for step in reversed(walk.steps):  # neighbours that are one thing become one step
         last = steps[-1] if steps else None
@@ -74,8 +76,8 @@ def critical_path(ledger: Ledger) -> list[Step]:
 class _Walk:
     """The walk back from the last end, over the columns of a ledger."""
 
-    def __init__(self, ledger: Ledger):
-        columns = ledger._columns
+    def __init__(self, ledger: Ledger, first: float):
+        columns, self.first = ledger._columns, first
         self.start, self.end, self.arrived = (columns[n] for n in ("start", "end", "arrived"))
         self.rank, self.op = columns["rank"], columns["op"].tolist()
         self.lane, self.members = columns["lane"].tolist(), columns["members"].tolist()
@@ -102,6 +104,7 @@ class _Walk:
         self.what = keys([columns["group"], columns["members"], codes, columns["number"]])
         self.at = np.flatnonzero(comm)
         self.at = self.at[np.argsort(self.what[self.at], kind="stable")]
+        self.known = self.what[self.at]
         message = columns["op"].mask(_MESSAGE.__contains__).astype(np.int64)
         lane = keys([self.rank, columns["group"], columns["members"], message])
         order = np.flatnonzero(comm)
@@ -124,9 +127,11 @@ class _Walk:
             own = self.rank == rank
             rows = np.append(np.flatnonzero(own), arrives.get(rank, [])).astype(np.int64)
             kind = np.where(wait[rows], 1, np.where(comm[rows], 0, 2))  # of one end: compute last
-            self.ended[rank] = rows[np.lexsort((kind, self.end[rows]))]
+            rows = rows[np.lexsort((kind, self.end[rows]))]
+            self.ended[rank] = rows, self.end[rows]
             rows = np.flatnonzero(own & ~comm & ~wait)
-            self.computed[rank] = rows[np.argsort(self.start[rows], kind="stable")]
+            rows = rows[np.argsort(self.start[rows], kind="stable")]
+            self.computed[rank] = rows, self.start[rows]
 
     def _run(self, row: int) -> None:
         rank, now, met, after = int(self.rank[row]), float(self.end[row]), set(), -1
@@ -153,12 +158,12 @@ class _Walk:
 
     def _add(self, rank, lane, op, start, end) -> None:
         if end > start:
-            self.steps.append(Step(rank, lane, op, start - self.zero, end - self.zero))
+            self.steps.append(Step(rank, lane, op, start - self.first, end - self.first))
 
     def _running(self, rank: int, now: float) -> int:
         """The innermost compute row of a rank that runs at a moment; -1: none."""
-        rows = self.computed.get(rank, ())
-        place = int(np.searchsorted(self.start[rows], now - self.slack)) if len(rows) else 0
+        rows, starts = self.computed.get(rank, _NOTHING)
+        place = int(np.searchsorted(starts, now - self.slack))
         inside = (
             i for i in rows[max(place - 8, 0) : place][::-1] if self.end[i] >= now - self.slack
         )
@@ -166,9 +171,9 @@ class _Walk:
 
     def _before(self, rank: int, now: float, met: set) -> int:
         """What ended last on a rank before a moment; -1: nothing did."""
-        rows = self.ended.get(rank, ())
-        place = int(np.searchsorted(self.end[rows], now + self.slack, "right")) if len(rows) else 0
-        for row in rows[:place][::-1].tolist():
+        rows, ends = self.ended.get(rank, _NOTHING)
+        place = int(np.searchsorted(ends, now + self.slack, "right"))
+        for row in map(int, rows[:place][::-1]):
             if row not in met and (self.lane[row] == "compute" or self._partner(row, rank) >= 0):
                 met.add(row)
                 return row
@@ -191,10 +196,8 @@ class _Walk:
 
     def _same(self, row: int) -> list[int]:
         """The comm rows, on all ranks, of the operation of a row."""
-        what = self.what[self.at]
         low, high = (
-            np.searchsorted(what, self.what[row]),
-            np.searchsorted(what, self.what[row], "right"),
+            np.searchsorted(self.known, self.what[row], side) for side in ("left", "right")
         )
         return self.at[low:high].tolist()
 

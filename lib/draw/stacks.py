@@ -10,7 +10,7 @@ from lib.draw.ticks import column, whole
 from lib.draw.words import named
 from lib.ledger import Ledger
 
-MOST = 4_000  # states that a picture keeps; more are thinned
+MOST = 3_000  # states that a picture keeps; more are thinned
 BAND = 20  # px above a stack, for the words of its peak
 
 

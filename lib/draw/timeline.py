@@ -16,7 +16,7 @@ from lib.draw.told import data_of
 from lib.draw.words import has_rows, in_words
 from lib.ledger import Ledger
 
-STATES = 2_000  # of memory that are kept under a timeline
+STATES = 1_500  # of memory that are kept under a timeline
 
 
 def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False) -> Picture:
@@ -36,7 +36,7 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
     span = max(ledger.makespan, over.makespan if over else 0.0) or 1e-9
     # 2. what happened, few enough and in whole ticks
     rows = [len(one.where(lane=["compute", "comm"])) for one in (ledger, over) if one is not None]
-    room = MOST if not memory else MOST - STATES
+    room = MOST // 2 if memory else MOST
     most = [min(n, max(room * n // max(sum(rows), 1), 1)) for n in rows]
     shown = [read(one, ranks, float(one.column("start").min()), m)
              for one, m in zip((ledger, over), most)]  # fmt: skip
@@ -47,11 +47,16 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
     data |= {"ranks": ranks, "span": max(1, round(span / tick)), "tracks": line.tracks}
     if difference and difference.missing:
         odd.append(f"{over.source} only: {', '.join(difference.missing)}")
-    story = _story(ledger, over, odd, any(one.slot for one in shown))
+    thin = [f"{MOST:,} bars; short neighbours of one operation are one"] * any(
+        one.slot for one in shown
+    )
     held = stacks(ledger, ranks, float(ledger.column("start").min()), STATES) if memory else []
     if held:
         data["memory"] = packed(held, kinds_of(ledger), tick)
-        story += "".join(f"\n  {in_words(who)}: {text}" for who, text in peaks(held))
+        odd += [f"{in_words(who)}: {text}" for who, text in peaks(held)]
+        if sum(len(stack.time) for stack in held) < len(ledger.where(lane="memory")):
+            thin.append(f"{STATES:,} moments of memory; every peak is kept")
+    story = _story(ledger, over, odd + [f"thinned: at most {what}" for what in thin])
     # 3. the still
     marks, height = _marks(data, line, shown, held)
     return Picture(marks, height, story, live=("timeline", data))
@@ -90,7 +95,7 @@ def _marks(
     return marks + more, height
 
 
-def _story(ledger: Ledger, over: Ledger | None, odd: list[str], thin: bool) -> str:
+def _story(ledger: Ledger, over: Ledger | None, odd: list[str]) -> str:
     """The same in words, without times: they differ from run to run."""
     of_rank: dict[int, list[str]] = {rank: [] for rank in ledger.ranks}
     spans = ledger.where(lane="compute")
@@ -106,8 +111,6 @@ def _story(ledger: Ledger, over: Ledger | None, odd: list[str], thin: bool) -> s
     lines = [f"timeline, {ledger.source}: a row a rank, time to the right"]
     lines += [f"  {in_words(ranks)}: {words}" for words, ranks in stories.items()]
     lines += [f"  {line}" for line in odd]
-    if thin:
-        lines.append(f"  thinned: at most {MOST:,} bars; short neighbours of one operation are one")
     return "\n".join(lines + ([f"  dashed: {over.source}"] if over else []))
 
 

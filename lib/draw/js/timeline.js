@@ -15,7 +15,7 @@ export function picture(data) {
   const runs = data.runs.map(eventsOf), lines = lanesOf(runs[0]);
   const place = places(data), window = zoomable(span, "at");
   const looks = runs[0].ops.map(look);
-  const { path, idle } = { path: stepsOf(data), idle: gapsOf(runs[0], lines, ranks, span) };
+  const { path, idle } = { path: stepsOf(data), idle: gapsOf(runs[0], lines, ranks) };
   const over = overOf(data, runs);
   const held = data.memory ? stacksOf(data.memory) : [];
   const shown = new Set([...new Set(runs[0].op)].map((op) => family(runs[0].ops[op])));
@@ -222,12 +222,12 @@ function overOf({ pairs }, runs) {
   return { under, above: new Map(under.map((here, i) => [here, i])) };
 }
 
-// [place, from, to] of all that no rank computes in.
-function gapsOf(events, lines, ranks, span) {
-  const gaps = [];
+// [place, from, to] of all times, from the first event to the last, in which a rank does not compute.
+function gapsOf(events, lines, ranks) {
+  const begin = Math.min(...events.start), span = Math.max(...events.end), gaps = [];
   ranks.forEach((_, i) => {
     const line = lines.get(2 * i);
-    let until = 0;
+    let until = begin;
     for (let e = line ? line.from : 0; e < (line ? line.to : 0); e++) {
       if (events.start[e] > until) gaps.push([i, until, events.start[e]]);
       until = Math.max(until, events.end[e]);

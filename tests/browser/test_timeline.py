@@ -1,0 +1,256 @@
+"""The living timeline: the still's twin; hover, zoom, play, what differs, how fast."""
+
+import re
+import statistics
+
+import numpy as np
+import pytest
+
+from lib.draw import timeline
+from lib.draw.critical import bubble, critical_path
+from lib.ledger import Ledger, Row
+from lib.predict.play import Costs, play
+from lib.predict.schedule import gpipe, one_f_one_b, zb_h1
+from tests.browser.same import crowded, same
+
+PAPER = Costs(1e-3, 1e-3, 1e-3, send=1e-4, activation=50_000_000)
+
+
+def late():
+    """Rank 1 computes 3 ms, rank 0 1 ms; then 8 bytes move for 1 ms; `group` is theirs."""
+    group = {"group": "dp", "members": (0, 1), "number": 4, "bytes": 8, "arrived": 3e-3}
+    return Ledger(
+        [
+            Row(0, "compute", "forward", 0.0, 1e-3, stage=2, microbatch=5),
+            Row(1, "compute", "forward", 0.0, 3e-3),
+            Row(0, "comm", "all_reduce", 1e-3, 4e-3, **group),
+            Row(1, "comm", "all_reduce", 3e-3, 4e-3, **group),
+        ]
+    )
+
+
+def crowd(ranks=16, each=500, seed=1):
+    """As many events as the promises are about: half compute, half collectives with waiting."""
+    random, columns, half = np.random.default_rng(seed), [], each // 2
+    for rank in range(ranks):
+        lengths = random.gamma(4, 2.5e-4, half)
+        start = np.cumsum(lengths) - lengths
+        waits, moves = random.random(half) * 3e-4, 2e-4 + random.random(half) * 3e-4
+        begin = start + 1e-4
+        for lane in ("compute", "comm"):
+            comm = lane == "comm"
+            ops = ("all_reduce", "all_gather") if comm else ("forward", "backward", "compute")
+            columns.append(
+                {
+                    "rank": [rank] * half,
+                    "lane": [lane] * half,
+                    "op": [ops[i % len(ops)] for i in range(half)],
+                    "start": begin if comm else start,
+                    "end": begin + waits + moves if comm else start + lengths,
+                    "arrived": begin + waits if comm else np.full(half, np.nan),
+                    "bytes": np.arange(half) % 3 * 4096 * comm,
+                    "number": np.arange(half) if comm else np.full(half, -1),
+                    "microbatch": np.full(half, -1) if comm else np.arange(half) % 8,
+                }
+            )
+    names = columns[0]
+    return Ledger.from_columns(**{n: np.concatenate([c[n] for c in columns]) for n in names})
+
+
+def box(seen, start):
+    (found, *_) = [m for m in seen.marks
+                   if m["kind"] == "box" and (m["about"] or "").startswith(start)]  # fmt: skip
+    return found
+
+
+def slide(seen, moment):
+    """Moves the slider of the play head."""
+    seen.node.locator(".mrom-player input").evaluate(
+        "(input, to) => { input.value = to; input.dispatchEvent(new Event('input')); }", moment
+    )
+    seen.settle()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: timeline(late()),
+        lambda: timeline(late(), over=Ledger(list(late())[:3], source="predicted")),
+        lambda: timeline(play(one_f_one_b(4, 8), PAPER).ledger),
+        lambda: timeline(play(zb_h1(4, 8), PAPER).ledger, memory=True),
+        lambda: timeline(crowd()),
+        lambda: timeline(crowd(4, 6000)),
+    ],
+    ids=["late", "over", "pipeline", "memory", "crowd", "thinned"],
+)
+def test_at_640_px_it_is_the_still(bench_page, made):
+    same(bench_page(made()), made())
+
+
+def test_hover_tells_all_that_is_known(bench_page):
+    seen = bench_page(timeline(late()))
+    told = seen.hover(box(seen, "rank 0: forward"))
+    assert told.splitlines() == ["rank 0: forward", "stage 2, microbatch 5", "from 0 s, takes 1 ms"]
+    told = seen.hover(box(seen, "rank 0: all_reduce"))
+    assert told.splitlines() == ["rank 0: all_reduce", "group dp, number 4", "8 bytes",
+                                 "from 1 ms, takes 3 ms", "waiting 2 ms, moving 1 ms"]  # fmt: skip
+
+
+def test_zoom_keeps_what_is_under_the_pointer_and_pans_with_it(bench_page):
+    seen = bench_page(timeline(late()))
+    seen.canvas.hover(position={"x": 62 + 564 / 2, "y": 20})
+    seen.page.keyboard.down("Control")
+    for _ in range(8):
+        seen.page.mouse.wheel(0, -100)
+        seen.settle()
+    seen.page.keyboard.up("Control")
+    span, state = seen.ask("p => p.shape.controls[0].max"), seen.state
+    assert state["to"] - state["from"] < span / 4
+    assert (state["from"] + state["to"]) / 2 == pytest.approx(span / 2, rel=0.01)
+    clip = seen.ask("p => p.laid.clip")
+    seen.drag({"x": 300, "y": 10, "w": 0, "h": 20}, 50)
+    moved = seen.state["from"] - state["from"]
+    assert moved == pytest.approx(-50 / clip["w"] * (state["to"] - state["from"]), rel=0.01)
+
+
+def test_zoom_by_keys_and_buttons(bench_page):
+    seen = bench_page(timeline(late()))
+    whole = seen.state["to"]
+    seen.press("+")
+    assert seen.state["to"] - seen.state["from"] == pytest.approx(whole / 1.6)
+    seen.press("Shift+ArrowRight")
+    assert seen.state["from"] == pytest.approx((whole - whole / 1.6) / 2 + whole / 1.6 / 4)
+    seen.press("0")
+    assert (seen.state["from"], seen.state["to"]) == (0, whole)
+    seen.control("Zoom in").click()
+    seen.settle()
+    assert seen.state["to"] - seen.state["from"] == pytest.approx(whole / 1.6)
+    for _ in range(200):
+        seen.ask("p => p.set(p.shape.key('+', p.state))")
+    assert seen.state["to"] - seen.state["from"] >= 20  # ticks: no closer
+    assert seen.control("Zoom in").is_disabled()
+
+
+def test_a_bare_wheel_scrolls_the_page(bench_page):
+    seen = bench_page(timeline(late()))
+    seen.canvas.hover(position={"x": 300, "y": 20})
+    seen.page.mouse.wheel(0, -100)
+    seen.settle()
+    assert seen.state["from"] == 0
+
+
+def test_the_play_head_says_what_every_rank_does(bench_page):
+    seen = bench_page(timeline(late()))
+    span = seen.ask("p => p.shape.controls[0].max")
+    for share, words in ((0.1, "rank 0: forward 5; rank 1: forward"),
+                         (0.5, "rank 0: all_reduce waiting; rank 1: forward"),
+                         (0.9, "ranks 0, 1: all_reduce moving")):  # fmt: skip
+        slide(seen, span * share)
+        assert seen.status == words
+        (head,) = seen.ask("p => p.over")
+        assert head["points"][0][0] == pytest.approx(62 + share * 564)
+    seen.canvas.click(position={"x": 62 + 564 / 4, "y": 20})  # a click takes it there
+    seen.settle()
+    assert seen.state["at"] == pytest.approx(span / 4, rel=0.01)
+
+
+def test_play_runs_to_the_end(bench_page):
+    seen = bench_page(timeline(late()))
+    slide(seen, seen.ask("p => p.shape.controls[0].max * 0.95"))
+    seen.control("Time: play").click()
+    seen.page.wait_for_function(
+        "() => { const p = document.querySelector('figure.mrom').picture;"
+        "return p.state.at === p.shape.controls[0].max }", timeout=10_000)  # fmt: skip
+
+
+def test_a_prediction_is_compared_with_what_was_measured(bench_page):
+    paper = play(one_f_one_b(4, 8), Costs(1e-3, 1e-3, 1e-3)).ledger
+    slow = play(one_f_one_b(4, 8), Costs([1e-3, 1.5e-3, 1e-3, 1e-3], 1e-3, 1e-3)).ledger
+    slow = Ledger(list(slow), source="measured")
+    seen = bench_page(timeline(slow, over=paper))
+    by = slow.makespan - paper.makespan
+    assert seen.status.startswith(
+        f"Measured: {slow.makespan * 1e3:.3g} ms, predicted: {paper.makespan * 1e3:.3g} ms: "
+        f"{by * 1e3:.3g} ms ({by / paper.makespan:.0%}) longer."
+    )
+    assert "Largest difference: rank 1, F" in seen.status
+    assert "takes 500 µs longer than predicted" in seen.status
+    told = seen.hover(box(seen, "rank 1: F\nstage 1, microbatch 0"))
+    assert told.endswith("measured against predicted: 500 µs longer")
+
+
+def test_the_bubble_is_that_of_play(bench_page):
+    run = play(gpipe(4, 8), Costs(1e-3, 1e-3, 1e-3))
+    seen = bench_page(timeline(run.ledger))
+    assert "Bubble" not in seen.status
+    seen.control("Bubble").check()
+    seen.settle()
+    assert f"Bubble: {run.bubble():.1%} of all ranks' time" in seen.status
+    clip, idle = seen.ask("p => p.laid.clip"), 0
+    for mark in seen.marks:
+        if mark["kind"] == "box" and "not computing" in (mark["about"] or ""):
+            idle += mark["w"]
+    assert idle / (4 * clip["w"]) == pytest.approx(bubble(run.ledger).share, abs=1e-4)
+
+
+def test_the_critical_path_is_drawn_where_python_finds_it(bench_page):
+    ledger = play(one_f_one_b(4, 8), PAPER).ledger
+    seen, path = bench_page(timeline(ledger)), critical_path(ledger)
+    seen.control("Critical path").check()
+    seen.settle()
+    drawn = [m for m in seen.marks if m["kind"] == "box" and "critical path" in (m["about"] or "")]
+    assert [int(re.search(r"rank (\d+)", m["about"])[1]) for m in drawn] == [s.rank for s in path]
+    scale = seen.ask("p => p.laid.clip.w") / ledger.makespan
+    for mark, step in zip(drawn, path):
+        assert mark["x"] == pytest.approx(62 + step.start * scale, abs=0.1)
+        assert mark["w"] == pytest.approx((step.end - step.start) * scale, abs=0.1)
+    assert "Critical path: B " in seen.status
+
+
+def test_arrow_keys_go_from_bar_to_bar(bench_page):
+    seen = bench_page(timeline(late()))
+    assert seen.press("Home").startswith("rank 0: forward")
+    assert seen.press("ArrowDown").startswith("rank 0: all_reduce")
+
+
+def test_words_have_room_at_any_width(bench_page):
+    for width in (360, 400, 900, 1200):
+        for picture in (timeline(late(), over=late()), timeline(play(zb_h1(4, 8), PAPER).ledger,
+                                                                memory=True)):  # fmt: skip
+            seen = bench_page(picture, width=width)
+            assert not crowded(seen)
+
+
+def test_8000_events_are_drawn_in_20_ms_and_played_at_50_frames_a_second(bench_page):
+    seen = bench_page(timeline(crowd()))
+    took = seen.ask("""async (p) => {
+        const took = [], frame = () => new Promise(requestAnimationFrame);
+        for (let i = 0; i < 30; i++) {
+            p.set({ from: (i % 2) * 1e-6 });
+            await frame(), await frame();
+            took.push(p.took.layout + p.took.paint);
+        }
+        return took;
+    }""")
+    assert statistics.median(took) < 20
+    frames = seen.ask("""async (p) => {
+        const end = p.shape.controls[0].max, took = [];
+        p.set({ from: 0 });
+        for (let i = 1; i <= 60; i++) {
+            p.set({ at: (end * i) / 60 });
+            await new Promise(requestAnimationFrame), await new Promise(requestAnimationFrame);
+            took.push(p.took.frame);
+        }
+        return took;
+    }""")
+    assert statistics.median(frames) < 1000 / 50 / 2  # the other half is the browser's
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_screenshots(bench_page, dark):
+    for width in (400, 900, 1200):
+        slow = play(one_f_one_b(4, 8), Costs([1e-3, 1.5e-3, 1e-3, 1e-3], 1e-3, 1e-3)).ledger
+        picture = timeline(slow, over=play(one_f_one_b(4, 8), PAPER).ledger)
+        seen = bench_page(picture, width=width, dark=dark)
+        assert len(seen.colours()) > 5
+        seen.screenshot(f"timeline-{width}-{'dark' if dark else 'light'}")
