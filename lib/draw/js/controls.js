@@ -1,8 +1,12 @@
 // Real buttons and inputs with labels. A control is data: {kind, name, label, ...}, or a function
 // that makes it from the state; `build` gives its node and what brings it up to date.
 
+const hears = /^(button|input|select|textarea|summary|canvas|pre)$/; // may have the focus
+
 export function make(tag, more = {}, ...children) {
   const node = document.createElement(tag);
+  // JupyterLab would cut the cell at an x; it asks the node that has the focus, not those around it
+  if (hears.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(more)) {
     if (name === "text") node.textContent = value;
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);

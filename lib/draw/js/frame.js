@@ -20,8 +20,7 @@ const WIDEST = 1200; // px
 // Shows `model` (get, on, off, send, as anywidget has them) in `el`; returns what ends it.
 export async function mount(el, model) {
   dress(el);
-  const quiet = { "data-lm-suppress-shortcuts": "true" }; // JupyterLab leaves the keys to us
-  const figure = make("figure", { class: "mrom", role: "group", ...quiet });
+  const figure = make("figure", { class: "mrom", role: "group" });
   el.append(figure);
   let end = () => {}, state = {};
   const show = async () => {
