@@ -28,7 +28,7 @@ class Reducer:
         self.order: list[int] | None = None if self.find_unused else []
         limits = self.limits if self.find_unused else [float("inf")]
         self.lay_out(list(range(len(named))), limits, backwards=True)
-        self.used = bytearray(len(named))
+        self.used, self.arrived = bytearray(len(named)), bytearray()
         self.begin()
         for n, parameter in enumerate(self.params):
             parameter.register_post_accumulate_grad_hook(functools.partial(self.ready, n))
@@ -52,7 +52,12 @@ class Reducer:
         self.order = None
 
     def begin(self) -> None:
-        """Make ready for a backward: no gradient is there, no bucket launched."""
+        """Make ready for a backward: no gradient is there, no bucket launched.
+
+        Raises RuntimeError if the last backward ended midway: what it left would never be sent.
+        """
+        if 1 in self.arrived:
+            raise RuntimeError(self._left_out())
         self.next, self.queued = 0, False
         self.arrived = bytearray(len(self.params))
         if self.order is not None:
@@ -98,7 +103,7 @@ class Reducer:
     def count(self, n: int, bucket) -> None:
         """Note that parameter n's place is filled; launch all buckets whose turn it is."""
         self.arrived[n] = 1
-        if self.order is not None:
+        if self.order is not None and len(self.order) < len(self.params):
             self.order.append(n)
         bucket.missing -= 1
         while not bucket.missing and bucket.index == self.next:
@@ -114,29 +119,31 @@ class Reducer:
     def finish(self) -> None:
         """Wait for all buckets; autograd calls this when backward is over."""
         self.queued = False
+        asked = self.find_unused or self.static and self.order is not None
         if self.next < len(self.buckets):
             if torch._C._current_autograd_node() is not None:
                 return  # one segment of a checkpoint is over, not backward
-            places = enumerate(self.places)
-            missing = [n for n, place in places if place and not self.arrived[n]]
-            if not (self.find_unused or self.static and self.order is not None):
-                raise RuntimeError(self._left_out(missing))
-            for n in missing:
+            if not asked:
+                text, self.arrived = self._left_out(), bytearray()
+                raise RuntimeError(text)
+            for n in self._missing():
                 self.absent(n)
-        asked = self.find_unused or self.static and self.order is not None
         used = self._used_anywhere() if asked else None
         for bucket in self.buckets:
             bucket.work.wait()
-        for n, parameter in enumerate(self.params):
-            if not self.used[n] and self.places[n] and (used is None or used[n]):
-                parameter.grad = self.places[n][1]
+        for n in (n for n, mine in enumerate(self.used) if not mine):
+            if self.places[n] and (used is None or used[n]):  # elsewhere it was used
+                self.params[n].grad = self.places[n][1]
         order, self.order = self.order, None
         if used and self.static:
             self.never = {n for n, ranks in enumerate(used) if not ranks}
             self.unused = [n for n, mine in enumerate(self.used) if not mine and used[n]]
-        self.used = bytearray(len(self.params))
+        self.used, self.arrived = bytearray(len(self.params)), bytearray()
         self.begin()
         self.order = order
+
+    def _missing(self) -> list[int]:
+        return [n for n, place in enumerate(self.places) if place and not self.arrived[n]]
 
     def _used_anywhere(self) -> list[int]:
         """Count the ranks that have used each parameter: one small all_reduce."""
@@ -144,13 +151,14 @@ class Reducer:
         dist.all_reduce(used, group=self.group)
         return used.tolist()
 
-    def _left_out(self, missing: list[int]) -> str:
-        names = [self.names[n] for n in missing]
+    def _left_out(self) -> str:
+        names = [self.names[n] for n in self._missing()]
         some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
         return (
             f"backward is over on rank {dist.get_rank()}, and no gradient came for {some}. Their "
             "buckets would never be sent. If the loss does not use them, say find_unused=True, or "
-            "static=True if it never does; if they are frozen, freeze them before"
+            "static=True if it never does. Freeze before what is frozen; checkpoint with "
+            "use_reentrant=False"
         )
 
     def _surprise(self, n: int) -> str:
