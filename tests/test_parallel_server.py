@@ -1,6 +1,7 @@
 """Parameter server and local SGD: equal to plain training where they must be, and as predicted."""
 
 import contextlib
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -361,14 +362,26 @@ def test_stragglers_take_their_time(worlds):
     assert took[None] < took[0]
 
 
+def surprised(dial, order):
+    """A run in which worker 0 sleeps, though the dial says that all are alike."""
+    model = model_of("MLP")
+
+    def loss_of(model, worker, number):
+        time.sleep(0.0 if worker else 0.5)
+        return squares(model, whole_batch(number, 1))
+
+    place = ParameterServer(model, OPTIMIZERS["SGD"](model.parameters()), dial)
+    return place.train(loss_of, order=order).updates, model.state_dict()
+
+
 def test_whoever_comes_first_is_taken_first(worlds):
-    """The server looks who is there: with paces far apart the real order is the one on paper."""
-    dial = Dial(None, 9, (2, 3.1, 20))
-    (weights, history), *others = worlds(4).run(served, dial, tick=0.06, order="arrivals")
-    assert sorted(u[:2] for u in history.updates) == sorted(u[:2] for u in play(dial).updates)
-    assert [u.worker for u in history.updates][-1] == 2
-    assert all(u.made_on <= u.added_to for u in history.updates)
-    for theirs, _ in others:
+    """The server looks who is there: one who sleeps comes last, and is waited for by default."""
+    dial = Dial(None, 7, (1, 1, 1))
+    (updates, _), *_ = worlds(4).run(surprised, dial, None)
+    assert [u.worker for u in updates] == [0, 1, 2, 0, 1, 2, 0]
+    (updates, weights), *others = worlds(4).run(surprised, dial, "arrivals")
+    assert [u.worker for u in updates].index(0) == 6 and updates[-1].staleness == 6
+    for _, theirs in others:
         same(theirs, weights)
 
 
