@@ -219,6 +219,13 @@ def _running(lab, gallery):
 
 
 @pytest.fixture
+def all_running(lab, _running):
+    """The page of the gallery that a kernel runs, every picture of it drawn."""
+    lab.pictures(_running)
+    return _running
+
+
+@pytest.fixture
 def running(lab, _running):
     """`running("timeline")`: that picture of the gallery in JupyterLab, its cell run anew."""
     return lambda name: lab.run_cell(_running, name)
@@ -260,12 +267,20 @@ def book_page(book, new_page):
         page.context.close()
 
 
+@pytest.fixture(scope="session")
+def book_pictures():
+    """`book_pictures(page)`: every picture of that page of the book, drawn."""
+    return lambda page: [
+        alive(page.locator(f"section#{name.replace('_', '-')} figure.mrom"), name) for name in NAMES
+    ]
+
+
 @pytest.fixture
 def in_book(book_page):
     """`in_book("timeline", dark=False, width=1280)`: that picture in the book, on a fresh page."""
 
     def show(name: str, **options) -> Seen:
         page = book_page(**options)
-        return alive(page.locator(f"section#{name} figure.mrom"), name)
+        return alive(page.locator(f"section#{name.replace('_', '-')} figure.mrom"), name)
 
     return show

@@ -1,11 +1,12 @@
 """Where a reader meets a picture: a fresh clone, JupyterLab with and without a kernel, the book."""
 
+import json
 import re
 
 import nbformat
 import pytest
 
-from lib.course.widgets import VIEW
+from lib.course.widgets import POINTER, VIEW, states
 
 BLANK = re.compile("model not found|Loading widget|Error displaying|could not be drawn")
 
@@ -85,16 +86,40 @@ def test_pictures_follow_jupyterlab_into_the_dark(lab, running):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_book_lives_without_a_network(book_page, gallery, dark):
+def test_the_book_lives_without_a_network(book_page, book_pictures, gallery, dark):
     page = book_page(dark=dark)
-    figures = page.locator("figure.mrom")
-    figures.last.wait_for()
-    assert figures.count() == len(stored(gallery))
+    for seen in book_pictures(page):
+        is_drawn(seen, dark=dark)
+        seen.screenshot(f"{seen.name}-book-{'dark' if dark else 'light'}")
+    assert page.locator("figure.mrom").count() == len(stored(gallery))
     assert not page.locator("img.picture-still").count()
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_picture_of_the_book_is_drawn(in_book, name, dark):
-    seen = in_book(name, dark=dark)
-    is_drawn(seen, dark=dark)
-    seen.screenshot(f"{name}-book-{'dark' if dark else 'light'}")
+def test_a_page_without_scripts_shows_the_stills(book_page, gallery):
+    page = book_page(scripts=False)
+    stills = page.locator("img.picture-still")
+    assert stills.count() == len(stored(gallery))
+    assert all(still.get_attribute("alt") for still in stills.all())
+
+
+# --- what is stored
+
+
+def test_a_notebook_stores_each_text_once_and_no_more_than_it_shows(gallery):
+    notebook = nbformat.read(gallery, as_version=4)
+    models = states(notebook).values()
+    texts = [model["state"]["text"] for model in models if "text" in model["state"]]
+    assert len(texts) == len(set(texts))
+    alive = [model for model in models if model["model_module"] == "anywidget"]
+    assert len(alive) == len(stored(gallery))
+    assert len(models) == len(alive) + len(texts), "something is stored that no picture needs"
+
+
+def test_a_stored_picture_is_small(gallery):
+    models = states(nbformat.read(gallery, as_version=4))
+    for data in stored(gallery):
+        state = models[data[VIEW]["model_id"]]["state"]
+        own = models[state["code"][1].removeprefix(POINTER)]  # code[0] is shared by all kinds
+        parts = {"data": json.dumps(state), "code": json.dumps(own), "png": data["image/png"]}
+        sizes = {part: len(text) for part, text in parts.items()}
+        assert sum(sizes.values()) < 60_000, f"{state['_anywidget_id']}: {sizes}"
