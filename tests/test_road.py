@@ -15,7 +15,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lib.course import book, doctor, lab, refresh, run, steps
+from lib.course import book, doctor, lab, refresh, run, steps, widgets
+from lib.course.chromium import chromium
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -130,9 +131,21 @@ def test_help_says_what_every_command_does():
     assert call("make").stdout == told
 
 
-def test_the_outside_check_calls_make_test_and_nothing_else():
-    lines = (ROOT / ".ci/run").read_text().split("\n")
-    assert lines == ["#!/bin/sh", "exec make test", ""]
+def test_the_outside_check_is_make_test_with_chromium_before_it(tmp_path):
+    said = []
+    for name, root in (("chromium", 0), ("other", 0), ("other", 1000)):
+        tools = tmp_path / f"{name}{root}"
+        tools.mkdir()
+        for tool in ("sh", "dirname"):
+            (tools / tool).symlink_to(shutil.which(tool))
+        scripts = {"make": 'echo "make $*"', "apt-get": 'echo "apt-get $*" >&2', name: "exit 1"}
+        for tool, words in {**scripts, "id": f"echo {root}"}.items():
+            (tools / tool).write_text(f"#!/bin/sh\n{words}\n")
+            (tools / tool).chmod(0o755)
+        done = call(ROOT / ".ci/run", env={"PATH": str(tools)}, cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.endswith("make test\n")
+        said.append("chromium" in done.stderr)
+    assert said == [False, True, False]
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
@@ -155,6 +168,25 @@ def test_the_steps_stop_at_the_first_that_fails_and_name_it(monkeypatch, capfd):
     said = capfd.readouterr().out
     assert "The step 'two' failed at: python -c" in said and "came too far" not in said
     assert re.fullmatch(r"0 passed in [\d.]+s", said.splitlines()[-1])
+
+
+def test_a_machine_without_chromium_is_told_so_in_the_last_lines(monkeypatch, capfd):
+    monkeypatch.setattr(steps, "chromium", lambda: None)
+    monkeypatch.setattr(steps, "STEPS", {"one": [[sys.executable, "-c", "pass"]], "browser": []})
+    assert steps.main([]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-2].startswith("NOT TRIED: tests/browser, for want of Chromium: install it")
+    assert steps.main(["browser"]) == 1
+
+
+def test_the_browser_is_the_one_that_was_named_or_the_first_found(tmp_path, monkeypatch):
+    for name in ("google-chrome", "chromium", "mine"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert chromium({}) == str(tmp_path / "chromium")
+    assert chromium({"CHROMIUM": str(tmp_path / "mine")}) == str(tmp_path / "mine")
+    assert chromium({"CHROMIUM": str(tmp_path / "nowhere")}) is None
 
 
 def test_the_last_line_counts_as_pytest_does():
@@ -317,6 +349,61 @@ def test_refreshing_twice_gives_the_same_bytes(tmp_path):
     states = stored.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     assert view["model_id"] in states and len(states) == 5
     assert stored.cells[2].outputs[0].text == "from a child\n"
+
+
+def stored_widgets(*outputs):
+    """A notebook whose cells show these widgets' ids, and a function that stores a widget."""
+    view = {"version_major": 2, "version_minor": 0}
+    cells = [nbformat.v4.new_code_cell("1", id=f"c{i}") for i in range(len(outputs))]
+    for cell, name in zip(cells, outputs):
+        data = {"text/plain": "1", widgets.VIEW: {**view, "model_id": name}}
+        cell.outputs = [nbformat.v4.new_output("display_data", data)]
+    made = nbformat.v4.new_notebook(cells=cells)
+    made.metadata["widgets"] = {widgets.STATE: {"state": {}, **view}}
+
+    def store(name, kind, **values):
+        home = "anywidget" if kind == "AnyModel" else "@jupyter-widgets/base"
+        named = {"model_name": kind, "model_module": home, "model_module_version": "2"}
+        widgets.states(made)[name] = {**named, "state": values}
+
+    return made, store
+
+
+def test_what_is_stored_of_widgets_is_what_the_outputs_need():
+    first, second = [], []
+    for found, (one, code, other) in ((first, "abc"), (second, "xyz")):
+        made, store = stored_widgets(one, other, "gone")
+        pointers = [f"IPY_MODEL_{name}" for name in (f"{code}1", f"{code}2")]
+        store("idle", "AnyModel", _esm="nobody shows this")
+        store(f"{code}1", "WidgetModel", text="hand")
+        store(f"{code}2", "WidgetModel", text="hand")
+        store("plain", "LayoutModel", width=None, height=None, _view_name="LayoutView")
+        for name in (one, other):
+            layout = {"layout": "IPY_MODEL_plain", "tabbable": None}
+            store(name, "AnyModel", _esm="boot", code=pointers, data={"x": None}, **layout)
+        widgets.tidy(made)
+        found.append(made)
+    assert first == second, "a random id is left"
+    states = widgets.states(first[0])
+    texts = [model["state"]["text"] for model in states.values() if "text" in model["state"]]
+    assert texts == ["hand"] and len(states) == 3
+    one, other, gone = (cell.outputs[0].data for cell in first[0].cells)
+    assert gone == {"text/plain": "1"}, "a view of nothing would say: model not found"
+    one, other = (data[widgets.VIEW]["model_id"] for data in (one, other))
+    assert one != other and {one, other} < set(states)
+    assert states[one]["state"]["data"] == {"x": None}, "what is ours is left as it is"
+    assert set(states[one]["state"]) == {"_esm", "code", "data"}
+    assert widgets.code(first[0]) == ["boot", "hand"]
+
+
+def test_new_javascript_is_news():
+    changed = []
+    for text in ("old", "old", "new"):
+        made, store = stored_widgets("a")
+        store("a", "AnyModel", _esm=text, data={"measured": len(changed)})
+        widgets.tidy(made)
+        changed.append(refresh.compared(made))
+    assert changed[0] == changed[1] != changed[2]
 
 
 def test_a_picture_that_differs_each_time_waits_for_news(tmp_path):
