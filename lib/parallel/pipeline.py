@@ -45,6 +45,7 @@ class Pipeline:
         self.stages = {s: model[slice(*cuts[s])] for s in self._mine()}
         self._weights = {s: list(stage.parameters()) for s, stage in self.stages.items()}
         self.shared = _shared(model, cuts, schedule.placement, self.rank)
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self.pipes = Pipes(schedule, self.rank, group)
         self.precision = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         self.peak: dict[
@@ -57,6 +58,10 @@ class Pipeline:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters of this rank's stages, each once: what its optimizer steps."""
         return list({id(p): p for found in self._weights.values() for p in found}.values())
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients of this rank's stages, by their names in the whole model."""
+        return {self._names[id(p)]: p.grad for p in self.parameters()}
 
     def zero_grad(self) -> None:
         """Let go of the gradients of this rank's stages."""
