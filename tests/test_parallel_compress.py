@@ -533,6 +533,38 @@ def test_as_pytorchs_powersgd(worlds, ranks, rank, feedback, warm):
             torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10)
 
 
+def torchs_rest(steps):
+    """The norm of what PyTorch's hook has left over on this rank, after each step of the same."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
+
+    model, norms = Batch(), []
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    state = theirs.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
+    ddp.register_comm_hook(state, theirs.powerSGD_hook)
+    for _ in range(steps + 2):
+        model.zero_grad()
+        ddp([g for g in gradients(dist.get_rank(), 0) if g.dim()]).backward()
+        norms += [rest.norm().item() for rest in state.error_dict.values()]
+    return norms
+
+
+def our_rest(steps):
+    hook, norms = PowerSGD(2), []
+    for _ in range(steps):
+        hook.average([g for g in gradients(dist.get_rank(), 0) if g.dim()])
+        norms.append(sum(rest.norm() ** 2 for rest in hook.left.values()).sqrt().item())
+    return norms
+
+
+def test_what_ranks_differ_by_does_not_add_up(worlds):
+    """Ranks that bring the same again and again, each its own: ours levels off, theirs grows."""
+    grown = {}
+    for job in (our_rest, torchs_rest):
+        norms = worlds(4).run(job, 120)
+        grown[job] = max(max(n[-20:]) / max(n[10:30]) for n in norms)
+    assert grown[our_rest] < 1.5 and grown[torchs_rest] > 3
+
+
 # Refused
 
 

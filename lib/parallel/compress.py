@@ -7,6 +7,7 @@
 Who throws away the small entries of every gradient never learns what they say together. Kept back
 and added to the next gradient, they come through late: all that was sent and what is left add up to
 all gradients, always. Quantising with stochastic rounding needs none of it: it is right on average.
+A gradient that is not finite would stay: leave such a step out before it is sent.
 
 [Note: sums and gathers]
 Two messages of top-k, signs or codes do not add up to a third, so all messages go to all ranks, and
@@ -39,7 +40,6 @@ class TopK(Gathered):
         if flat.numel() >= 2**31:
             raise ValueError(f"{flat.numel():,} entries: a place has 4 bytes, make buckets smaller")
         places = flat.abs().topk(kept_entries(flat.numel(), self.ratio), sorted=False).indices
-        places = places.sort().values
         return [flat[places], places.to(torch.int32)]
 
     def decode(self, parts, sign, bucket):
@@ -120,9 +120,9 @@ class PowerSGD(Compressor):
 
     All dims of a gradient but the first are columns; what is no matrix, or would not become
     smaller, is summed whole, along with P. `warm=False` draws a new Q for each step from `seed`.
-    What a rank has left over is counted against its own P^ · Q^T, before the sum over ranks; the
-    paper's and PyTorch's code count against the sum. The mean over ranks, and so all that is sent,
-    is the same; ours does not grow where the ranks' data differ for long.
+    What a rank has left over is counted against its own P^ · Q^T, before the sum over ranks.
+    PyTorch's hook counts against the sum: the mean over ranks, and so all that is sent, is the
+    same, but what the ranks' gradients differ by then adds up from step to step.
     """
 
     def __init__(self, rank: int, feedback: bool = True, warm: bool = True, seed: int = 0):
