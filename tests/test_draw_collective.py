@@ -110,10 +110,14 @@ def test_in_a_round_of_an_all_to_all_everybody_sends_once_and_receives_once(n):
 def test_the_words_tell_rounds_and_bytes():
     picture = collective(ring(4), numel=1000)
     head, *rounds = repr(picture).splitlines()
-    assert head == "ring all-reduce on 4 ranks: 6 rounds; each rank sends 6,000 bytes, all 24,000"
+    assert (
+        head == "ring all-reduce of 4,000 bytes on 4 ranks: 6 rounds; "
+        "each rank sends 6,000 bytes, all 24,000"
+    )
     assert len(rounds) == 6 and rounds[0] == "    0  0>1 +0   1>2 +1   2>3 +2   3>0 +3"
     assert "the busiest rank sends 8,000 bytes, all 24,000" in repr(collective(tree(4), numel=1000))
-    assert repr(collective(all_to_all(2))).startswith("all-to-all on 2 ranks: 1 rounds; each rank")
+    two = repr(collective(all_to_all(2), numel=10))
+    assert two.startswith("all-to-all of 40 bytes on 2 ranks: 1 round; each rank sends 20 bytes")
 
 
 # --- where it is drawn
@@ -171,9 +175,21 @@ def test_the_strip_has_every_round_and_gets_fuller():
     picture = collective(ring(4))
     frames = boxes(picture, "before the first round") + boxes(picture, "after round ")
     assert len(frames) == 7 and texts(picture)[-7:] == ["start", *"123456"]
+    parts = []  # stripes at full strength, round by round
+    for a, b in zip(frames, [*frames[1:], None]):
+        ends = picture.marks.index(a), picture.marks.index(b) if b else None
+        drawn = [m for m in picture.marks[slice(*ends)] if m.kind == "box"]
+        parts.append(sum(m.fill in [style.piece(r) for r in range(4)] for m in drawn))
+    # adding: a piece of 1 becomes one of 2, 3, 4 parts, and one is handed on; passing: 4 more
+    assert parts == [16, 16, 16, 16, 32, 48, 64]
+
+
+def test_the_strip_of_many_ranks_is_in_shades():
+    picture = collective(ring(8))
+    frames = boxes(picture, "before the first round") + boxes(picture, "after round ")
     last = [m for m in picture.marks[picture.marks.index(frames[-1]) + 1 :] if m.kind == "box"]
     full = {style.INK, style.COMM["message"]}  # everything is there: old, or new in this round
-    assert {m.fill for m in last} == full
+    assert len(frames) == 15 and {m.fill for m in last} == full
     assert sum(m.w * m.h for m in last) == pytest.approx(frames[-1].w * frames[-1].h)
 
 

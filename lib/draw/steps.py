@@ -22,23 +22,25 @@ def steps(plan: Plan, numel: int, itemsize: int, view: str | None) -> Picture:
     acted = act(plan, numel, itemsize)
     ring = view == "ring" or (view is None and (plan.name == "ring" or plan.personal))
     places = places_of(plan, ring)
-    marks = _stage(plan, acted, places)
+    size = numel * itemsize
+    title = _title(plan, style.amount(size, "B"))
+    marks = _stage(plan, acted, places, title)
     more, height = _strip(plan, acted, places.bottom + style.LINE)
     fresh = [sorted(map(list, arrived)) for arrived in acted.fresh]
     moves = [[[m.source, m.destination, m.piece, m.count, int(m.add)] for m in r]
              for r in plan.rounds]  # fmt: skip
     data = {
-        "title": _title(plan), "ranks": plan.ranks, "pieces": plan.pieces, "whole": plan.whole,
+        "title": title, "ranks": plan.ranks, "pieces": plan.pieces, "whole": plan.whole,
         "personal": plan.personal, "moves": moves, "held": acted.held, "sent": acted.sent,
         "fresh": fresh, "bytes": acted.bytes, "phases": _phases(plan),
         "view": "ring" if ring else "rows",
     }  # fmt: skip
-    return Picture(marks + more, height, _story(plan, acted), live=("steps", data))
+    return Picture(marks + more, height, _story(plan, acted, size), live=("steps", data))
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: Plan, size: str) -> str:
     kind = "" if plan.personal else " all-reduce"
-    return f"{plan.name.replace('_', '-')}{kind} on {plan.ranks} ranks"
+    return f"{plan.name.replace('_', '-')}{kind} of {size} on {plan.ranks} ranks"
 
 
 def _says(plan: Plan, number: int) -> str:
@@ -65,10 +67,10 @@ def _phases(plan: Plan) -> tuple[str, ...]:
 # --- what is drawn
 
 
-def _stage(plan: Plan, acted: Acted, places: Places) -> list[Mark]:
+def _stage(plan: Plan, acted: Acted, places: Places, title: str) -> list[Mark]:
     """The ranks with what they hold before the first round, and what leaves in it."""
     marks = [
-        Mark("text", 8, 12, fill=style.INK, text=_title(plan)),
+        Mark("text", 8, 12, fill=style.INK, text=title),
         Mark("text", 8, 12 + style.LINE, fill=style.INK, text=_says(plan, 0)),
     ]
     marks += _numbers(plan, places)
@@ -122,7 +124,7 @@ def _name(places: Places, rank: int, sent: int) -> list[Mark]:
 def _piece(plan: Plan, places: Places, rank: int, piece: int, mask: int) -> list[Mark]:
     """A piece: a frame, and a stripe for each rank whose part is in it."""
     x, y = corner(plan, places, rank, piece)
-    w, h, members = places.w, places.h, [r for r in range(plan.ranks) if abs(mask) >> r & 1]
+    w, h, members = places.w, places.h, _members(plan, mask)
     who = ", ".join(map(str, members)) or "nobody"
     marks = [Mark("box", x, y, w, h, fill=style.PAPER, edge=style.GRID,
                   about=f"rank {rank} piece {piece}: {who}")]  # fmt: skip
@@ -136,9 +138,17 @@ def _piece(plan: Plan, places: Places, rank: int, piece: int, mask: int) -> list
         return marks
     each = h / plan.ranks
     for r in members:
-        shade = labels.tint(style.piece(r), 0.3) if mask < 0 else style.piece(r)
-        marks.append(Mark("box", x, y + r * each, w, each, fill=shade))
+        marks.append(Mark("box", x, y + r * each, w, each, fill=_part(r, mask)))
     return marks
+
+
+def _members(plan: Plan, mask: int) -> list[int]:
+    return [r for r in range(plan.ranks) if abs(mask) >> r & 1]
+
+
+def _part(rank: int, mask: int) -> style.Shade:
+    """The stripe of a rank: pale where the piece was handed on."""
+    return labels.tint(style.piece(rank), 0.3) if mask < 0 else style.piece(rank)
 
 
 def _arrow(plan: Plan, places: Places, moves, number: int) -> list[Mark]:
@@ -162,11 +172,15 @@ def _strip(plan: Plan, acted: Acted, y: float) -> tuple[list[Mark], float]:
     across, down = shape(plan)
     h = max(4, min(10, _STRIP // (plan.ranks * down)))
     w = 14 if across == 1 else 10 if across <= 4 else 7
+    if _stripe(plan):
+        w, h = 28 if across == 1 else 14, _stripe(plan) * plan.ranks + 2
     wide, tall = across * w, plan.ranks * down * h
     pitch = max(wide, 34) + 14
     said = "every round; stronger: more added, purple: new"
     if plan.whole or plan.personal:
         said = "every round; colour: the rank it came from"
+    elif _stripe(plan):
+        said = "every round; a stripe for each rank that is in it"
     marks = [Mark("text", 8, y, fill=style.INK, text=said)]
     x, y = 8.0, y + style.LINE
     for number in range(len(acted.held)):
@@ -182,11 +196,16 @@ def _strip(plan: Plan, acted: Acted, y: float) -> tuple[list[Mark], float]:
 
 def _frame(plan: Plan, acted: Acted, number: int, x, y, w, h) -> list[Mark]:
     """What all ranks hold after a round; neighbours of one shade are one box."""
-    across, down = shape(plan)
+    (across, down), stripe = shape(plan), _stripe(plan)
     edge, wide, tall = style.GRID if number else style.INK, across * w, plan.ranks * down * h
     about = f"after round {number}" if number else "before the first round"
     marks = [Mark("box", x, y, wide, tall, fill=style.PAPER, edge=edge, about=about)]
     for rank, pieces in enumerate(acted.held[number]):
+        if stripe:
+            marks += [Mark("box", x + p * w + 1, y + rank * h + 1 + r * stripe, w - 2, stripe,
+                           fill=_part(r, mask))
+                      for p, mask in enumerate(pieces) for r in _members(plan, mask)]  # fmt: skip
+            continue
         found: dict[tuple[int, int], style.Shade] = {}
         for piece, mask in enumerate(pieces):
             if mask and (at := spot(plan, rank, piece)):
@@ -203,6 +222,12 @@ def _frame(plan: Plan, acted: Acted, number: int, x, y, w, h) -> list[Mark]:
     return marks
 
 
+def _stripe(plan: Plan) -> int:
+    """Height of a stripe in small, 0 where there is no room for one a rank."""
+    plain = plan.whole or plan.personal or plan.ranks > 4
+    return 0 if plain else 12 // plan.ranks
+
+
 def _small(plan: Plan, mask: int, fresh: bool) -> style.Shade:
     if plan.whole or plan.personal:
         return style.piece(abs(mask).bit_length() - 1)
@@ -212,11 +237,13 @@ def _small(plan: Plan, mask: int, fresh: bool) -> style.Shade:
     return labels.tint(style.FAINT, 0.4 * share) if mask < 0 else labels.tint(style.INK, share)
 
 
-def _story(plan: Plan, acted: Acted) -> str:
+def _story(plan: Plan, acted: Acted, size: int) -> str:
     """The same in words: every round, and the bytes."""
     sent = acted.sent[-1]
     most, total = max(sent), sum(sent)
     each = "each rank sends" if min(sent) == most else "the busiest rank sends"
-    lines = [f"{_title(plan)}: {len(plan.rounds)} rounds; {each} {most:,} bytes, all {total:,}"]
+    title, many = _title(plan, f"{size:,} bytes"), len(plan.rounds)
+    rounds = f"{many} round{'s' * (many > 1)}"
+    lines = [f"{title}: {rounds}; {each} {most:,} bytes, all {total:,}"]
     lines += [f"  {line}" for line in str(plan).splitlines()[1:]]
     return "\n".join(lines)

@@ -157,10 +157,14 @@ function pieceMarks(data, places, x, y, rank, number, mask) {
   }
   const each = h / data.ranks;
   for (const r of members) {
-    const fill = mask < 0 ? tint(piece(r), 0.3) : piece(r);
-    marks.push({ kind: "box", x, y: y + r * each, w, h: each, fill });
+    marks.push({ kind: "box", x, y: y + r * each, w, h: each, fill: partShade(r, mask) });
   }
   return marks;
+}
+
+// The stripe of a rank: pale where the piece was handed on.
+function partShade(rank, mask) {
+  return mask < 0 ? tint(piece(rank), 0.3) : piece(rank);
 }
 
 function aboutPiece(data, rank, number, mask, members) {
@@ -190,11 +194,14 @@ function arrowMarks(data, [from, to, first, count], points) {
 // Every round in small: a row a rank, a column a piece; press one to go there.
 function stripOf(data, width, y, now) {
   const [across, down] = shapeOf(data), plain = data.whole || data.personal;
-  const h = Math.max(4, Math.min(10, Math.floor(STRIP / (data.ranks * down))));
-  const w = across === 1 ? 14 : across <= 4 ? 10 : 7;
+  const stripe = stripeOf(data), least = Math.min(10, Math.floor(STRIP / (data.ranks * down)));
+  const h = stripe ? stripe * data.ranks + 2 : Math.max(4, least);
+  const w = stripe ? (across === 1 ? 28 : 14) : across === 1 ? 14 : across <= 4 ? 10 : 7;
   const wide = across * w, tall = data.ranks * down * h, pitch = Math.max(wide, 34) + 14;
   const text = plain
     ? "every round; colour: the rank it came from"
+    : stripe
+    ? "every round; a stripe for each rank that is in it"
     : "every round; stronger: more added, purple: new";
   const marks = [{ kind: "text", x: 8, y, fill: style.ink, text }];
   let x = 8;
@@ -211,12 +218,20 @@ function stripOf(data, width, y, now) {
 
 // What all ranks hold after a round; neighbours of one shade are one box.
 function frameMarks(data, number, x, y, w, h, now) {
-  const [across, down] = shapeOf(data);
+  const [across, down] = shapeOf(data), stripe = stripeOf(data);
   const fresh = new Set(data.fresh[number].map(([r, p]) => r * data.pieces + p));
   const about = number ? `after round ${number}` : "before the first round";
   const marks = [{ kind: "box", x, y, w: across * w, h: data.ranks * down * h, fill: style.paper,
     edge: now ? style.ink : style.grid, about, id: { frame: number } }]; // prettier-ignore
   data.held[number].forEach((pieces, rank) => {
+    if (stripe) {
+      pieces.forEach((mask, p) => {
+        const box = { kind: "box", x: x + p * w + 1, w: w - 2, h: stripe };
+        for (const r of membersOf(data, mask))
+          marks.push({ ...box, y: y + rank * h + 1 + r * stripe, fill: partShade(r, mask) });
+      });
+      return;
+    }
     const rows = Array.from({ length: down }, () => Array(across).fill(null));
     pieces.forEach((mask, p) => {
       const at = mask && spotOf(data, rank, p);
@@ -233,6 +248,11 @@ function frameMarks(data, number, x, y, w, h, now) {
     });
   });
   return marks;
+}
+
+// Height of a stripe in small, 0 where there is no room for one a rank.
+function stripeOf({ ranks, whole, personal }) {
+  return whole || personal || ranks > 4 ? 0 : Math.floor(12 / ranks);
 }
 
 function smallShade(data, mask, fresh) {
