@@ -127,6 +127,14 @@ def test_without_gradients_nothing_is_kept():
     assert list(DataParallel(model, 2).state_dict()) == list(model.state_dict())
 
 
+def test_autocast_reaches_the_devices():
+    model, x = MLP(SHAPE), torch.randn(8, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, plain = DataParallel(model, 4)(x), model(x)
+    assert mine.dtype == plain.dtype == torch.bfloat16
+    assert torch.allclose(mine, plain, rtol=0.02, atol=1e-3)
+
+
 def recorded(devices):
     model = MLP(SHAPE)
     wrapped, batch = DataParallel(model, devices), [t.float() for t in batch_of("mlp")]

@@ -21,6 +21,11 @@ class Device:
         self.events: list[dict] | None = None  # a list while a recording runs
         self.away = False  # its thread makes something for another device
 
+    def current(self):
+        """Let what this thread makes without naming a GPU be on this one."""
+        real = self.torch.type == "cuda"
+        return torch.cuda.device(self.torch) if real else contextlib.nullcontext()
+
     def start(self) -> None:
         """Begin to record."""
         self.events, self.changes = [], []
@@ -129,7 +134,7 @@ def at_once(op: str, devices: list[Device], work) -> list:
 
     def run(device):
         try:
-            with device.at_work(op):
+            with device.current(), device.at_work(op):
                 answers[device.number] = work(device)
         except Exception as error:
             error.add_note(f"in {op} on device {device.number} of {len(devices)}")

@@ -180,10 +180,12 @@ class _Apply(torch.autograd.Function):
         shares = parallel._scatter(shares)
         replicas = parallel._replicate()
         asked = [n for n in range(count) if ctx.needs_input_grad[5 + n]]
+        kind = devices[0].torch.type  # autocast is each thread's own
+        half = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
         def run(device):
             mine = shares[device.number]
-            with torch.set_grad_enabled(training):
+            with torch.set_grad_enabled(training), torch.autocast(kind, *half):
                 for n in asked:
                     mine[n].requires_grad_()
                 args, kwargs = tree_unflatten(mine, spec)
