@@ -115,7 +115,8 @@ def _curve(data, run, y, right) -> tuple[list[Mark], float]:
     for text, at in ((style.amount(most, "s"), top), ("0", base))[not most :]:
         marks.append(Mark("text", _LEFT - 8, at, fill=style.INK, text=text, align="right"))
     marks.append(Mark("line", edge=style.FAINT, points=((_LEFT, base), (right, base))))
-    powers = [10**power for power in range(18) if low <= 10**power <= high]
+    steps = (1,) if high / low > 300 else (1, 2, 5)
+    powers = [m * 10**e for e in range(18) for m in steps if low <= m * 10**e <= high]
     for power in powers[:: -(-len(powers) * 70 // int(right - _LEFT)) or 1]:
         x = _LEFT + log(power / low) / log(high / low) * (right - _LEFT)
         marks.append(Mark("line", edge=style.FAINT, points=((x, base), (x, base + 4))))

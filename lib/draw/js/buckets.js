@@ -181,7 +181,9 @@ function layCurve(data, stop, heights, found, y, right, place) {
   for (const [text, at] of [[amount(most, "s"), top], ["0", base]].slice(most ? 0 : 1))
     marks.push({ kind: "text", x: left - 8, y: at, fill: style.ink, text, align: "right" });
   marks.push({ kind: "line", edge: style.faint, points: [[left, base], [right, base]] });
-  const powers = [...Array(18).keys()].map((n) => 10 ** n).filter((v) => place.low <= v && v <= place.high);
+  const steps = place.high / place.low > 300 ? [1] : [1, 2, 5];
+  const powers = [...Array(18).keys()].flatMap((n) => steps.map((m) => m * 10 ** n))
+    .filter((v) => place.low <= v && v <= place.high); // prettier-ignore
   const every = Math.ceil((powers.length * 70) / Math.floor(right - left)) || 1;
   powers.filter((_, n) => n % every === 0).forEach((power) => {
     const x = place.of(power), end = x > right - 24, text = amount(power, "B");
