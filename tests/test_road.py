@@ -269,7 +269,9 @@ def test_what_is_installed_is_not_installed_again(bare_machine, tmp_path):
     setup, home = bare_machine[1], tmp_path / "course"
     for name in ("requirements.txt", "pyproject.toml"):
         (home / name).write_text("1")
-    (home / "lib/course/site").mkdir()
+    shutil.copytree(ROOT / "lib/course/site/lab", home / "lib/course/site/lab")
+    (home / "lib/course/site/_static").mkdir()
+    (home / "lib/course/site/_static/pictures.js").write_text("//")
     (home / "lib/course/site/overrides.json").write_text("{}")
     python = home / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -284,8 +286,13 @@ def test_what_is_installed_is_not_installed_again(bare_machine, tmp_path):
 
     assert (installs(), installs()) == (1, 1)
     assert (home / ".venv/share/jupyter/lab/settings/overrides.json").read_text() == "{}"
+    shared = home / ".venv/share/jupyter/labextensions/many-ranks"
+    assert {path.name for path in shared.iterdir()} == {"package.json", "stored.js", "pictures.js"}
     (home / "requirements.txt").write_text("2")
     assert (installs(), installs()) == (2, 2)
+    (home / "lib/course/site/_static/pictures.js").write_text("// changed")
+    assert (installs(), installs()) == (3, 3)
+    assert (shared / "pictures.js").read_text() == "// changed"
 
 
 # --- JupyterLab

@@ -14,7 +14,12 @@ stop() { printf '%s\n' "$*" >&2; exit 1; }
 
 # A stamp of what was installed, by content: a moved folder or another Python makes it anew.
 fingerprint() {
-    { pwd; "$venv" -V; cat requirements.txt pyproject.toml lib/course/site/overrides.json; } 2>&1 | cksum
+    {
+        pwd
+        "$venv" -V
+        cat requirements.txt pyproject.toml lib/course/site/overrides.json
+        cat lib/course/site/lab/* lib/course/site/_static/pictures.js
+    } 2>&1 | cksum
 }
 
 # Sets `python` to the first one that is new enough and can make an environment.
@@ -64,6 +69,8 @@ echo "Installing what requirements.txt names into .venv (once; on Linux PyTorch 
 [ -t 1 ] && quiet='' || quiet=--quiet # pip's progress is for somebody who watches
 "$venv" -m pip install --disable-pip-version-check $quiet -r requirements.txt ||
     stop "pip could not install requirements.txt: its own words stand above, and the next call goes on from here."
-mkdir -p .venv/share/jupyter/lab/settings
-cp lib/course/site/overrides.json .venv/share/jupyter/lab/settings/overrides.json
+share=.venv/share/jupyter
+mkdir -p $share/lab/settings $share/labextensions/many-ranks
+cp lib/course/site/overrides.json $share/lab/settings/overrides.json
+cp lib/course/site/lab/* lib/course/site/_static/pictures.js $share/labextensions/many-ranks
 fingerprint >$stamp

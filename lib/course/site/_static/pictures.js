@@ -1,17 +1,15 @@
-// Revives the pictures of a page without a kernel. myst-nb writes into the page what a notebook
-// stores: the state of all its widgets, and an id in each place where one is seen. For anywidgets.
+// Revives pictures without a kernel, from what a notebook stores: the state of all its widgets. In
+// the book myst-nb writes that into the page, and an id in each place where a picture is seen; in
+// JupyterLab ../lab/stored.js calls `manyRanksStored`. For anywidgets.
 // A plain script: a page from file:// may not load modules (it may import what it holds itself).
 
 (() => {
-  const find = (name) =>
-    document.querySelectorAll(`script[type="application/vnd.jupyter.widget-${name}+json"]`);
   const signal = new AbortController().signal; // never ended: a picture lives as long as its page
-  const models = new Map(); // by id
   const modules = new Map(); // by text: each is read once, however many pictures it draws
   const started = new Map(); // by model
 
   // What a widget's own code may ask of its model; `send` has nobody to reach.
-  function revive({ state, buffers = [] }) {
+  function revive({ state, buffers = [] }, widget_manager) {
     const values = { ...state };
     const heard = [];
     for (const { path, data } of buffers) {
@@ -38,7 +36,7 @@
       },
       save_changes() {},
       send() {},
-      widget_manager: { get_model: async (id) => models.get(id) },
+      widget_manager,
     };
     const tell = (name, ...words) =>
       heard.filter((one) => one.name === name).forEach((one) => one.call(...words));
@@ -60,26 +58,38 @@
     return widget;
   }
 
-  // Puts the living picture where its still stands; where that fails, the still remains.
-  async function show(script) {
-    const model = models.get(JSON.parse(script.textContent).model_id);
-    if (!model?.get("_esm")) return;
-    if (!started.has(model)) started.set(model, start(model));
-    const widget = await started.get(model);
+  // stored: {id: {state, buffers}}. `has` tells whether a picture can be shown; `show` draws it.
+  globalThis.manyRanksStored = (stored) => {
+    const models = new Map();
+    const manager = { get_model: async (id) => models.get(id) };
+    for (const [id, one] of Object.entries(stored)) models.set(id, revive(one, manager));
+    return {
+      has: (id) => Boolean(models.get(id)?.get("_esm")),
+      async show(id, el) {
+        const model = models.get(id);
+        if (!started.has(model)) started.set(model, start(model));
+        await (await started.get(model)).render?.({ model, el, signal });
+      },
+    };
+  };
+
+  // The book: the living picture takes the place of its still; where that fails, the still remains.
+  const find = (name) =>
+    document.querySelectorAll(`script[type="application/vnd.jupyter.widget-${name}+json"]`);
+  const read = (script) => JSON.parse(script.textContent);
+  const pictures = manyRanksStored(Object.assign({}, ...[...find("state")].map((s) => read(s).state)));
+  for (const script of find("view")) {
+    const { model_id: id } = read(script);
+    if (!pictures.has(id)) continue;
     const el = document.createElement("div");
     script.after(el);
-    try {
-      await widget.render?.({ model, el, signal });
-    } catch (wrong) {
-      el.remove();
-      throw wrong;
-    }
-    script.parentElement.querySelector(".picture-still")?.remove();
+    const still = script.parentElement.querySelector(".picture-still");
+    pictures.show(id, el).then(
+      () => still?.remove(),
+      (wrong) => {
+        el.remove();
+        throw wrong;
+      },
+    );
   }
-
-  for (const script of find("state")) {
-    const { state } = JSON.parse(script.textContent);
-    for (const [id, stored] of Object.entries(state)) models.set(id, revive(stored));
-  }
-  find("view").forEach(show);
 })();

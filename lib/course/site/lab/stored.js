@@ -1,0 +1,80 @@
+// A JupyterLab extension in one file, without a build. JupyterLab's widgets read what a notebook
+// stores of them only once it has a kernel: with "No Kernel" they say "Loading widget..." for ever
+// (jupyter-widgets/ipywidgets issues 3773 and 3970). Here a trusted notebook's pictures live all
+// the same, from what it stores; what runs later, on a kernel, is JupyterLab's own again.
+
+(() => {
+  const VIEW = "application/vnd.jupyter.widget-view+json";
+  const STATE = "application/vnd.jupyter.widget-state+json";
+  let shelf; // the modules that JupyterLab shares
+
+  const shared = async (name) => (await Object.values(shelf[name])[0].get())();
+
+  // JupyterLab's own renderers of widgets in a notebook: each waits for a `manager`.
+  const renderers = ({ content }) =>
+    content.widgets
+      .filter((cell) => cell.model.type === "code")
+      .flatMap((cell) => cell.outputArea.widgets.flatMap((output) => [...output.children()]))
+      .filter((renderer) => renderer._manager);
+
+  async function attend(panel, context) {
+    const { sessionContext, model } = context;
+    await Promise.all([context.ready, sessionContext.ready]);
+    const trusted = [...model.cells].every((cell) => cell.type !== "code" || cell.trusted);
+    const stored = model.getMetadata("widgets")?.[STATE]?.state;
+    if (sessionContext.session?.kernel || !trusted || !stored || panel.isDisposed) return;
+    const [{ Widget }, { registerWidgetManager }] = await Promise.all(
+      ["@lumino/widgets", "@jupyter-widgets/jupyterlab-manager"].map(shared),
+    );
+    const pictures = manyRanksStored(stored);
+    const manager = {
+      restoredStatus: true,
+      restored: { connect() {} },
+      async get_model(id) {
+        if (!pictures.has(id)) throw new Error(`The notebook stores no picture ${id}.`);
+        return id;
+      },
+      async create_view(id) {
+        const luminoWidget = new Widget();
+        await pictures.show(id, luminoWidget.node);
+        return { luminoWidget };
+      },
+    };
+    const { rendermime } = panel.content;
+    const factory = rendermime.getFactory(VIEW);
+    const give = (renderer) => Object.assign(renderer, { manager });
+    rendermime.removeMimeType(VIEW);
+    rendermime.addFactory(
+      { ...factory, mimeTypes: [VIEW], createRenderer: (o) => give(factory.createRenderer(o)) },
+      -10,
+    );
+    renderers(panel).forEach(give);
+    const handOver = (_, { newValue: kernel }) => {
+      if (!kernel) return;
+      sessionContext.kernelChanged.disconnect(handOver);
+      registerWidgetManager(context, rendermime, renderers(panel));
+    };
+    sessionContext.kernelChanged.connect(handOver);
+  }
+
+  const extension = {
+    id: "many-ranks:stored",
+    autoStart: true,
+    activate(app) {
+      app.docRegistry.addWidgetExtension("Notebook", {
+        createNew: (panel, context) => void attend(panel, context),
+      });
+    },
+  };
+
+  const here = document.currentScript.src;
+  const loader = document.createElement("script");
+  loader.src = new URL("pictures.js", here);
+  const loaded = new Promise((done) => loader.addEventListener("load", done));
+  document.head.append(loader);
+
+  (window._JUPYTERLAB ??= {})["many-ranks"] = {
+    init: (scope) => (shelf = scope) && loaded,
+    get: async () => () => extension,
+  };
+})();
