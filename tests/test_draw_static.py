@@ -251,14 +251,6 @@ def test_svg_is_whole_and_follows_light_and_dark(picture, tmp_path):
     assert text.count("<rect ") >= len(drawn) + 1
 
 
-def test_drawing_changes_nothing_global(picture):
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    picture.png()
-    assert dict(matplotlib.rcParams) == before
-
-
 # --- colours
 
 

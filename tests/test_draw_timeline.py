@@ -127,8 +127,10 @@ def test_waiting_is_told_apart_in_a_difference():
     found = compare(late(), prompt)
     assert found.worst == (0, "all_reduce", -1) and found.seconds == found.waiting == 2.0
     said = timeline(late(), over=prompt).live[1]["said"]["over"]
-    assert "Measured: 5 s, measured: 1 s: 4 s (400%) longer." in said
-    assert said.endswith("rank 0, all_reduce takes 2 s longer than measured, 2 s of it waiting.")
+    assert "This run 5 s, the dashed one 1 s: 4 s (400%) longer." in said
+    assert said.endswith("all_reduce takes 2 s longer than the dashed one, 2 s of it waiting.")
+    same = timeline(late(), over=late()).live[1]["said"]["over"]
+    assert same == "This run 5 s, the dashed one 5 s: equally long. No operation differs."
 
 
 def test_pieces_of_a_span_are_compared_as_one():

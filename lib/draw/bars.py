@@ -70,7 +70,7 @@ def bars(
         text = _label(one.ops[op], microbatch, w) if h > 12 else ""
         if text:
             if ground:  # outlines pass behind the words
-                wide = len(text) * style.LETTER
+                wide = min(len(text) * style.LETTER + 8, w)
                 box = x + (w - wide) / 2, y + h / 2 - 7, wide, 14
                 texts.append(Mark("box", *box, fill=shades[op]))
             texts.append(Mark("text", x + w / 2, y + h / 2, fill=style.on(shades[op]), text=text,

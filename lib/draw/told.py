@@ -12,6 +12,7 @@ from lib.draw.compare import Difference
 from lib.draw.critical import bubble, critical_path
 from lib.draw.events import Read
 from lib.draw.ticks import coded, column, pairs, whole
+from lib.draw.words import named
 from lib.ledger import Ledger
 
 STEPS = 2_000  # of a critical path that are kept
@@ -25,6 +26,7 @@ def data_of(
     said = {"bubble": _bubble(idle.share, idle.by_rank), "path": _path(path)}
     if over is not None:
         said["over"] = _difference(ledger, over, found)
+        said["names"] = _names(ledger, over)
     if any(one.slot for one in shown):
         said["thin"] = _thinned(shown)
     data = {"tick": tick, "runs": [_columns(one, tick) for one in shown], "said": said}
@@ -92,22 +94,36 @@ def _path(path: list) -> str:
     return f"Critical path: {parts}; {share:.0%} of it on rank {rank}."
 
 
+def _names(ledger: Ledger, over: Ledger) -> tuple[str, str]:
+    """What the two runs are called."""
+    if ledger.source == over.source:
+        return "this run", "the dashed one"
+    return ledger.source, over.source
+
+
 def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
     here, there = ledger.makespan, over.makespan
-    way = "longer" if found.makespan > 0 else "shorter"
-    share = f" ({abs(found.makespan) / there:.0%})" if there else ""
-    text = f"{ledger.source.capitalize()}: {style.amount(here, 's')}, {over.source}: "
-    text += f"{style.amount(there, 's')}: {style.amount(abs(found.makespan), 's')}{share} {way}."
+    one, other = _names(ledger, over)
+    text = f"{one.capitalize()} {style.amount(here, 's')}, {other} {style.amount(there, 's')}: "
+    if abs(found.makespan) < 5e-4 * here:
+        text += "equally long."
+    else:
+        share = f" ({abs(found.makespan) / there:.0%})" if there else ""
+        text += f"{style.amount(abs(found.makespan), 's')}{share} {_way(found.makespan)}."
     if found.worst is None:
         return f"{text} No operation is in both."
+    if abs(found.seconds) < 1e-6 * here:
+        return f"{text} No operation differs."
     rank, op, microbatch = found.worst
-    name = op + (f" {microbatch}" if microbatch >= 0 else "")
-    way = "longer" if found.seconds > 0 else "less"
-    text += f" Largest difference: rank {rank}, {name} takes "
-    text += f"{style.amount(abs(found.seconds), 's')} {way} than {over.source}"
+    text += f" Largest difference: rank {rank}, {named(op, microbatch)} takes "
+    text += f"{style.amount(abs(found.seconds), 's')} {_way(found.seconds)} than {other}"
     if found.waiting * found.seconds > 0 and abs(found.waiting) > 0.05 * abs(found.seconds):
         text += f", {style.amount(abs(found.waiting), 's')} of it waiting"
     return f"{text}."
+
+
+def _way(seconds: float) -> str:
+    return "longer" if seconds > 0 else "shorter"
 
 
 def _thinned(shown: list[Read]) -> str:

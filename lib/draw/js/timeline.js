@@ -119,7 +119,7 @@ export function picture(data) {
       const ends = next && run.start[i + 1] < run.end[i] ? x(run.start[i + 1]) : at + w;
       const first = Math.max(at, left), last = Math.min(ends, right);
       const text = label(run.ops[run.op[i]], run.microbatch[i], last - first);
-      const middle = (first + last) / 2, wide = text.length * style.letter;
+      const middle = (first + last) / 2, wide = Math.min(text.length * style.letter + 8, last - first);
       if (text && runs.length > 1) // outlines pass behind the words
         texts.push({ kind: "box", x: middle - wide / 2, y: y + h / 2 - 7, w: wide, h: 14, fill: shade, inside: true });
       if (text)
@@ -146,7 +146,7 @@ export function picture(data) {
     const [one, other] = runs, by = (ticks, more, less) => (ticks ? `${time(Math.abs(ticks))} ${ticks > 0 ? more : less}` : "");
     const longer = one.end[here] - one.start[here] - other.end[there] + other.start[there];
     const parts = [by(one.start[here] - other.start[there], "later", "earlier"), by(longer, "longer", "shorter")];
-    return `\n${one.source} against ${other.source}: ${parts.filter(Boolean).join(", ") || "the same"}`;
+    return `\n${data.said.names.join(" against ")}: ${parts.filter(Boolean).join(", ") || "the same"}`;
   }
 
   // What every rank does at the play head; ranks that do the same are told together.
