@@ -219,10 +219,18 @@ def test_a_round_of_the_strip_is_a_press_away(bench_page):
     ]
 
 
+def test_a_round_of_the_strip_is_an_enter_away_too(bench_page):
+    seen = bench_page(collective(ring(2)), 640)
+    seen.press("Home")
+    assert seen.press("End") == "after round 2"
+    seen.press("Enter")
+    assert seen.state["at"] == 2 and seen.status.startswith("Done after 2 rounds.")
+
+
 def test_hovering_tells_the_piece_and_keys_go_from_one_to_the_next(bench_page):
     seen = bench_page(collective(ring(4)))
     (box,) = [m for m in seen.marks if m.get("id") == "2 3"]
-    assert seen.hover(box).endswith("rank 2, piece 3, 250,000 bytes: the part of rank 2")
+    assert seen.hover(box) == "rank 2, piece 3, 250,000 bytes: the part of rank 2"
     assert "rank 0, piece 0" in seen.press("Home")
     assert "rank 0, piece 1" in seen.press("ArrowRight")
 
@@ -270,3 +278,13 @@ def test_pieces_fly_from_one_grid_to_the_next(bench_page):
     assert len([m for m in seen.marks if m["kind"] == "box" and m.get("fill")]) == 20 + 2 * 16
     at(seen, 2)
     assert len(seen.marks) == full
+
+
+def test_in_jupyterlab_a_ring_plays_to_the_bytes_of_the_formula(running):
+    seen, counted = running("collective"), traffic.all_reduce("ring", 4, 250_000)
+    assert rounds(seen) == counted.rounds
+    rounds(seen, counted.rounds - 1)
+    seen.node.get_by_role("button", name="Rounds: play").click()
+    done = seen.node.get_by_text(f"Done after {counted.rounds} rounds.")
+    done.wait_for()
+    assert f"{counted.busiest:,} bytes by each rank, {counted.total:,} by all" in seen.status

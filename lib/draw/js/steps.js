@@ -34,8 +34,14 @@ export function picture(data) {
       return { marks: [...stageOf(data, places, number, at - number), ...small.marks], height: small.y };
     },
     says: ({ at }) => told(data, Math.min(rounds, Math.floor(at))),
-    press: (mark) => (mark?.id?.frame >= 0 ? { at: mark.id.frame } : null),
+    press: (mark) => goTo(mark),
+    key: (key, state, laid, mark) => (key === "Enter" ? goTo(mark) : null),
   };
+}
+
+// A round of the strip takes the picture there.
+function goTo(mark) {
+  return mark?.id?.frame >= 0 ? { at: mark.id.frame } : null;
 }
 
 // What happens in a round to what arrives.
@@ -95,7 +101,7 @@ function stageOf(data, places, number, part) {
       const [ax, ay] = cornerOf(data, places, from, p), [bx, by] = cornerOf(data, places, to, p);
       const x = ax + (bx - ax) * way + dx, y = ay + (by - ay) * way + dy, w = places.w + 4, h = places.h + 4;
       tokens.push({ kind: "box", x: x - 2, y: y - 2, w, h, fill: style.ink, id: { token: [from, p] } });
-      tokens.push(...pieceMarks(data, places, x, y, from, p, held[from][p]));
+      tokens.push(...pieceMarks(data, places, x, y, from, p, held[from][p], "on its way: "));
     }
     if (!part) marks.push(...tokens.splice(0));
   });
@@ -142,10 +148,11 @@ function nameOf(data, number, rank) {
 }
 
 // A piece: a frame, and a stripe for each rank whose part is in it.
-function pieceMarks(data, places, x, y, rank, number, mask) {
+function pieceMarks(data, places, x, y, rank, number, mask, flying = "") {
   const { w, h } = places, members = membersOf(data, mask);
-  const about = () => `${data.title}\n${aboutPiece(data, rank, number, mask, members)}`;
-  const marks = [{ kind: "box", x, y, w, h, fill: style.paper, edge: style.grid, about, id: `${rank} ${number}` }];
+  const about = () => flying + aboutPiece(data, rank, number, mask, members);
+  const id = flying + `${rank} ${number}`;
+  const marks = [{ kind: "box", x, y, w, h, fill: style.paper, edge: style.grid, about, id }];
   if (data.whole || data.personal) {
     for (const r of members) {
       const text = nameOf(data, number, r), fill = piece(r);
