@@ -42,8 +42,13 @@ export default {
 
 
 def plain(text: str) -> str:
-    """A module's text without its imports of our other files: joined, they share one scope."""
-    return re.sub(r"^import \{[^}]*\} from \"\./[\w-]+\.js\";[^\n]*\n", "", text, flags=re.M)
+    """A module's text to be joined and stored: without imports of our files, notes, indentation.
+
+    Joined, the files share one scope. Their notes are for who reads lib/draw/js, not for storage.
+    """
+    text = re.sub(r"^import \{[^}]*\} from \"\./[\w-]+\.js\";[^\n]*\n", "", text, flags=re.M)
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"
 
 
 @cache

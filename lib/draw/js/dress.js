@@ -17,11 +17,15 @@ export function dress(el) {
 .mrom.mrom-dark{${shades(1)};color-scheme:dark}
 .mrom *{box-sizing:border-box;font:inherit}
 .mrom [hidden]{display:none!important}
-.mrom-controls{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;margin:0 0 10px}
+.mrom-controls{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:end;margin:0 0 10px}
 .mrom-controls label,.mrom-player,.mrom-controls form{display:inline-flex;align-items:center;gap:8px;margin:0}
 .mrom-player{gap:6px;max-width:100%}
 .mrom-player label{min-width:0}
 .mrom-controls form{flex-wrap:wrap}
+.mrom-controls>.mrom-toggle{min-height:28px}
+.mrom .mrom-controls>.mrom-slider{display:inline-grid;grid-template-columns:1fr auto;gap:0 8px;min-width:150px}
+.mrom .mrom-controls>.mrom-slider input{grid-row:2;grid-column:1/3;width:100%}
+.mrom .mrom-controls>.mrom-slider output{grid-row:1;grid-column:2;min-width:0}
 .mrom button,.mrom select,.mrom input[type=text]{min-height:28px;padding:2px 10px;color:var(--ink);
   background:var(--paper);border:1px solid var(--faint);border-radius:5px;margin:0;width:auto;
   box-shadow:none;line-height:1.3}
