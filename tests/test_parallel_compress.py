@@ -47,7 +47,7 @@ def averaged(name, steps, dtype=torch.float64, group=None):
         mine = gradients(dist.get_rank(), step, dtype)
         hook.average(mine, group)
         seen.append(mine)
-    return seen, list(hook.left.values()), hook.state_bytes
+    return seen, dict(hook.left), hook.state_bytes
 
 
 def mean(tensors):
@@ -108,7 +108,7 @@ def test_as_on_one_device(world, name):
             flat = torch.cat([g.flatten() for g in seen[step]])
             torch.testing.assert_close(flat, want[step], rtol=1e-13, atol=1e-15)
         if name != "3 bits":
-            flat = torch.cat([rest.flatten() for rest in left])
+            flat = torch.cat([left[i].flatten() for i in range(len(SHAPES))])
             torch.testing.assert_close(flat, want_left[rank], rtol=1e-13, atol=1e-13)
 
 
@@ -160,14 +160,14 @@ def test_nothing_is_lost(world, name):
     for i in range(len(SHAPES)):
         given = sum(gradients(rank, s)[i] for s in range(steps) for rank in range(world.size))
         sent = sum(seen[i] for seen in answers[0][0]) * world.size
-        left = sum(rest[i] for _, rest, _ in answers)
+        left = sum(rest.get(i, torch.zeros(SHAPES[i])) for _, rest, _ in answers)
         torch.testing.assert_close(sent + left, given, rtol=1e-13, atol=1e-12)
         if low_rank(SHAPES[i], 2):
             assert left.abs().max() > 1e-3  # and it is not that nothing was left
 
 
 def test_quantising_keeps_nothing_back(worlds):
-    assert worlds(2).run(averaged, "3 bits", 2)[0][1:] == ([], 0)
+    assert worlds(2).run(averaged, "3 bits", 2)[0][1:] == ({}, 0)
 
 
 # (b) The ledger equals the prediction.
@@ -186,8 +186,8 @@ def test_bytes_are_those_predicted(world, name, dtype):
 @with_feedback
 def test_memory_is_that_predicted(worlds, name):
     want = exchange.residual_bytes(SHAPES, 4)
-    if name == "PowerSGD":
-        want += exchange.factor_bytes(SHAPES, 2, 4)
+    if name == "PowerSGD":  # what is summed whole leaves nothing over
+        want = exchange.power_sgd_bytes(SHAPES, 2, 4)
     assert worlds(2).run(averaged, name, 2, torch.float32)[1][2] == want
 
 
@@ -339,7 +339,8 @@ def rebuilt(name):
 def test_what_is_left_follows_its_parameter(worlds, name):
     answers = worlds(4).run(rebuilt, name)
     for n in "abcde":
-        given, left = (sum(answer[i][n] for answer in answers) for i in (0, 2))
+        given = sum(answer[0][n] for answer in answers)
+        left = sum(answer[2].get(n, torch.zeros(())) for answer in answers)
         torch.testing.assert_close(4 * answers[0][1][n] + left, given, rtol=1e-13, atol=1e-12)
 
 
@@ -406,10 +407,16 @@ def test_as_hooks_of_ddp(worlds, name):
     assert len(shapes) > 2 and rows[-len(want) :] == want
 
 
+@pytest.fixture(scope="module")
+def plain_losses(worlds):
+    """The losses of plain gradients, the mean over two ranks."""
+    return torch.tensor([losses for losses, *_ in worlds(2).run(trained, None, 60)]).mean(0)
+
+
 @pytest.mark.parametrize("name", HOOKS)
-def test_training_goes_on(worlds, name):
+def test_training_goes_on(worlds, plain_losses, name):
     """Sixty steps: the loss falls at least 85 % as far as it does with plain gradients."""
-    plain = torch.tensor([r[0] for r in worlds(2).run(trained, None, 60)]).mean(0)
+    plain = plain_losses
     ours = torch.tensor([r[0] for r in worlds(2).run(trained, HOOKS[name], 60)]).mean(0)
     fell = plain[0] - plain[-5:].mean()
     assert ours[0] == pytest.approx(plain[0].item(), abs=1e-6)
@@ -560,8 +567,8 @@ def test_what_ranks_differ_by_does_not_add_up(worlds):
     """Ranks that bring the same again and again, each its own: ours levels off, theirs grows."""
     grown = {}
     for job in (our_rest, torchs_rest):
-        norms = worlds(4).run(job, 120)
-        grown[job] = max(max(n[-20:]) / max(n[10:30]) for n in norms)
+        norms = worlds(4).run(job, 60)
+        grown[job] = max(max(n[-10:]) / max(n[5:15]) for n in norms)
     assert grown[our_rest] < 1.5 and grown[torchs_rest] > 3
 
 

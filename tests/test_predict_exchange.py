@@ -22,7 +22,7 @@ def test_by_hand():
         Call("all_reduce", 40), Call("all_reduce", 80)]  # fmt: skip
     assert exchange.local_sgd(shapes, steps=11, every=4) == exchange.plain(shapes) * 2
     assert exchange.residual_bytes(shapes) == 880
-    assert exchange.factor_bytes(shapes, 2) == 2 * 20 * 4
+    assert exchange.power_sgd_bytes(shapes, 2) == (10 * 20 + 2 * 20) * 4
 
 
 def test_what_one_percent_is():

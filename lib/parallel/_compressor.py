@@ -40,15 +40,16 @@ class Compressor:
         """Memory that stays from step to step."""
         return sum(t.numel() * t.element_size() for t in self.left.values())
 
-    def add_left(self, bucket) -> list[Tensor]:
-        """Add to the bucket what was left over; give where the new rest goes."""
+    def add_left(self, params, views: list[Tensor]) -> list[Tensor]:
+        """Add to these gradients what was left over; give where the new rest of each goes."""
         if not self.feedback:
             return []
-        for p, view in zip(bucket.params, bucket.views):
+        for p, view in zip(params, views):
             if p not in self.left or self.left[p].shape != view.shape:
                 self.left[p] = torch.zeros_like(view, memory_format=torch.contiguous_format)
-        left = [self.left[p] for p in bucket.params]
-        torch._foreach_add_(bucket.views, left)
+        left = [self.left[p] for p in params]
+        if left:
+            torch._foreach_add_(views, left)
         return left
 
 
@@ -61,7 +62,7 @@ class Gathered(Compressor):
 
     def __call__(self, bucket, group=None):
         """Launch the exchange of one bucket."""
-        left = self.add_left(bucket)
+        left = self.add_left(bucket.params, bucket.views)
         parts = self.encode(bucket, group)
         if self.feedback:
             self.decode(parts, -1.0, bucket)  # flat now holds what was not sent

@@ -11,18 +11,20 @@ class Factoring:
     """One bucket on its way through PowerSGD; launched in the same order on every rank."""
 
     def __init__(self, owner, bucket, group):
-        self.owner, self.bucket, self.group = owner, bucket, group
-        self.matrices, self.whole = [], []
-        for p, view in zip(bucket.params, bucket.views):
-            cut = low_rank(view.shape, owner.rank)
-            if cut:
-                q = owner.start(p, cut[1], cut[2], view)
-                self.matrices.append((p, view, view.flatten(1), q))
-            else:
-                self.whole.append((p, view))
+        self.owner, self.group = owner, group
+        pairs = list(zip(bucket.params, bucket.views))
+        cuts = [(p, view) for p, view in pairs if low_rank(view.shape, owner.rank)]
+        self.whole = [view for _, view in pairs if not low_rank(view.shape, owner.rank)]
+        if cuts:
+            owner.add_left(*zip(*cuts))
+        self.matrices = []
+        for p, view in cuts:
+            _, columns, rank = low_rank(view.shape, owner.rank)
+            q = owner.start(p, columns, rank, view)
+            self.matrices.append((p, view, view.flatten(1), q))
         pieces = [(matrix @ q).flatten() for _, _, matrix, q in self.matrices]
-        self.flat = torch.cat(pieces + [view.flatten() for _, view in self.whole])
-        self.sizes = [piece.numel() for piece in pieces] + [v.numel() for _, v in self.whole]
+        self.flat = torch.cat(pieces + [view.flatten() for view in self.whole])
+        self.sizes = [piece.numel() for piece in pieces] + [v.numel() for v in self.whole]
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
     def wait(self) -> None:
@@ -30,7 +32,7 @@ class Factoring:
         begun, self.owner.open = self.owner.open, []
         for other in begun:  # their sums overlap; every rank has launched the same ones
             other.second()
-        ranks, feedback = dist.get_world_size(self.group), self.owner.feedback
+        ranks = dist.get_world_size(self.group)
         if self.matrices:
             self.work.wait()
             self.flat.div_(ranks)
@@ -40,10 +42,8 @@ class Factoring:
                 torch.matmul(p_hat, q.T, out=matrix)
                 if matrix.data_ptr() != view.data_ptr():  # channels last: flattening copied it
                     view.copy_(matrix.view_as(view))
-        for (p, view), total in zip(self.whole, self.totals):
+        for view, total in zip(self.whole, self.totals):
             view.copy_(total.view_as(view)).div_(ranks)
-            if feedback:
-                self.owner.left[p].zero_()
 
     def second(self) -> None:
         """Take the sum of the P, make them orthogonal, launch the sum of the Q."""

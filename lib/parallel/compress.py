@@ -136,7 +136,6 @@ class PowerSGD(Compressor):
 
     def __call__(self, bucket, group=None):
         """Launch the sum of the P and of what is not cut."""
-        self.add_left(bucket)
         begun = Factoring(self, bucket, group)
         self.open.append(begun)
         return begun

@@ -106,10 +106,10 @@ def residual_bytes(shapes, itemsize: int = 4) -> int:
     return _numel(shapes) * itemsize
 
 
-def factor_bytes(shapes, rank: int, itemsize: int = 4) -> int:
-    """Memory of PowerSGD's warm start on each rank: Q of every matrix that is cut."""
+def power_sgd_bytes(shapes, rank: int, itemsize: int = 4) -> int:
+    """Memory of PowerSGD on each rank: of every matrix that is cut, what is left over, and Q."""
     cuts = filter(None, (low_rank(shape, rank) for shape in shapes))
-    return sum(columns * rank for _, columns, rank in cuts) * itemsize
+    return sum(rows * columns + columns * rank for rows, columns, rank in cuts) * itemsize
 
 
 def _numel(shapes) -> int:
