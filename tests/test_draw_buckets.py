@@ -113,10 +113,12 @@ def test_everything_is_inside_whatever_the_sizes(sizes):
 
 
 def test_a_still_takes_less_than_a_tenth_of_a_second():
-    buckets([4] * 300, 1.0)
-    begin = time.perf_counter()
-    buckets([4 * n for n in range(1, 151)], 1.0)
-    assert time.perf_counter() - begin < 0.5  # 0.04 s on an idle core; other tests may run beside
+    took = []
+    for _ in range(5):
+        begin = time.process_time()  # other tests may run beside
+        buckets([4 * n for n in range(1, 151)], 1.0)
+        took.append(time.process_time() - begin)
+    assert min(took) < 0.1, took
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from math import log
 
-from lib.draw import style
+from lib.draw import labels, style
 from lib.draw.picture import Mark
 from lib.draw.scales import axis, legend
 from lib.draw.words import lines_of
@@ -63,7 +63,8 @@ def _lanes(data, run, pixels) -> tuple[list[Mark], float]:
             points.append((x + w, base - held / most * _FILL))
         x, start = (_LEFT + time * pixels for time in (flight.full, flight.start))
         points.append((x, base))
-        marks.append(Mark("area", fill=shade, points=tuple(points), about=f"bucket {n}"))
+        marks.append(Mark("area", fill=labels.tint(shade, 0.3), alpha=1, points=tuple(points),
+                          about=f"bucket {n}"))  # fmt: skip
         marks.append(Mark("line", edge=shade, points=tuple(points)))
         if flight.seconds:  # 2. its way: straight down, or aslant while it waits for the lane
             marks.append(Mark("line", edge=shade, points=((x, base), (start, lane))))

@@ -1,6 +1,6 @@
 // Gradients fill buckets, buckets travel while backward goes on. As lib/draw/_buckets.py draws it.
 // needs: flight
-import { amount, axis, commas, even, legend, lettersOn, linesOf, piece, plural } from "./axes.js";
+import { amount, axis, commas, even, legend, lettersOn, linesOf, piece, plural, tint } from "./axes.js";
 import { fly, best } from "./flight.js";
 
 const room = { left: 84, right: 14, top: 8, bar: 24, fill: 60, gap: 12, fall: 20, curve: 56 }; // px
@@ -131,7 +131,7 @@ function layLanes(data, run, pixels) {
     const x = left + flight.full * pixels, start = left + flight.start * pixels;
     points.push([x, fillBase]);
     const about = () => sayBucket(flight, n);
-    marks.push({ kind: "area", fill: shade, points, about, id: `f${n}` });
+    marks.push({ kind: "area", fill: tint(shade, 0.3), alpha: 1, points, about, id: `f${n}` });
     marks.push({ kind: "line", edge: shade, points });
     if (flight.end > flight.start) {
       marks.push({ kind: "line", edge: shade, points: [[x, fillBase], [start, laneTop]] });
