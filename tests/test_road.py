@@ -403,6 +403,16 @@ def test_what_is_stored_of_widgets_is_what_the_outputs_need():
     assert widgets.code(first[0]) == ["boot", "hand"]
 
 
+@pytest.mark.parametrize("chapter", book.chapters(), ids=lambda chapter: chapter.name)
+def test_a_chapter_stores_the_javascript_of_today(chapter):
+    from lib.draw import live
+
+    kinds = [path.stem for path in live.JS.glob("*.js") if path.stem not in live.HAND]
+    today = {live.BOOT, live.hand(), *map(live.kind_text, kinds)}
+    stored = set(widgets.code(nbformat.read(ROOT / chapter.file, as_version=4)))
+    assert stored <= today, f"make refresh CHAPTER={chapter.number}"
+
+
 def test_new_javascript_is_news():
     changed = []
     for text in ("old", "old", "new"):

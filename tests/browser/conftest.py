@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 
 from lib.course.chromium import REMEDY, chromium
 from lib.course.steps import SPHINX, surroundings
@@ -233,20 +234,20 @@ def running(lab, _running):
 
 @pytest.fixture(scope="session")
 def book(gallery, tmp_path_factory):
-    """The folder of a book of the gallery alone, built as the real one is."""
+    """The folder of the book as it is built, with the gallery as its last chapter."""
     tree = tmp_path_factory.mktemp("book")
     shutil.copytree(ROOT / "lib", tree / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "README.md").write_text("# The pictures\n")
-    (tree / "chapters").mkdir()
+    shutil.copytree(ROOT / "chapters", tree / "chapters")
     shutil.copy(gallery, tree / "chapters")
-    entry = {"file": "chapters/gallery.ipynb", "title": "Gallery"}
-    (tree / "book.yml").write_text(
-        json.dumps({"root": "README", "subtrees": [{"entries": [entry]}]})
-    )
+    listed = yaml.safe_load((ROOT / "book.yml").read_text())
+    listed["subtrees"][0]["entries"].append({"file": "chapters/gallery.ipynb", "title": "Gallery"})
+    (tree / "book.yml").write_text(json.dumps(listed))  # JSON is YAML
+    for name in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tree)
+    words = [word for word in SPHINX if word != "-W"]  # another step asks for no warnings
     environ = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(
-        SPHINX, cwd=tree, env=environ, capture_output=True, text=True, timeout=120
-    )
+    call = {"cwd": tree, "env": environ, "capture_output": True, "text": True}
+    done = subprocess.run(words, **call, timeout=240)
     assert done.returncode == 0, done.stderr
     return tree / "_build" / "book"
 
@@ -256,10 +257,10 @@ def book_page(book, new_page):
     """`book_page(dark=False)`: the gallery in the book, from a file, without a network."""
     pages = []
 
-    def show(**options):
+    def show(chapter="gallery", **options):
         page = new_page(offline=True, **options)
         pages.append(page)
-        page.goto((book / "chapters" / "gallery.html").as_uri())
+        page.goto((book / "chapters" / f"{chapter}.html").as_uri())
         return page
 
     yield show

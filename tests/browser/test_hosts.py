@@ -6,7 +6,9 @@ import re
 import nbformat
 import pytest
 
+from lib.course.book import ROOT, chapters
 from lib.course.widgets import POINTER, VIEW, states
+from tests.browser.seen import alive
 
 BLANK = re.compile("model not found|Loading widget|Error displaying|could not be drawn")
 
@@ -14,7 +16,9 @@ BLANK = re.compile("model not found|Loading widget|Error displaying|could not be
 def stored(gallery):
     """The pictures of the stored gallery: what each output holds."""
     cells = nbformat.read(gallery, as_version=4).cells
-    return [out.data for cell in cells for out in cell.get("outputs", []) if VIEW in out.data]
+    return [
+        out.data for cell in cells for out in cell.get("outputs", []) if VIEW in out.get("data", {})
+    ]
 
 
 def shows(page):
@@ -119,6 +123,15 @@ def test_the_book_lives_without_a_network(book_page, book_pictures, gallery, dar
         seen.screenshot(f"{seen.name}-book-{'dark' if dark else 'light'}")
     assert page.locator("figure.mrom").count() == len(stored(gallery))
     assert not page.locator("img.picture-still").count()
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_the_pictures_of_a_chapter_live_in_the_book(book_page, chapter):
+    shown = stored(ROOT / chapter.file)
+    page = book_page(chapter.name)
+    for place in range(len(shown)):
+        is_drawn(alive(page.locator("figure.mrom").nth(place), f"{chapter.name}, {place}"))
+    assert page.locator("figure.mrom").count() == len(shown)
 
 
 def test_a_page_without_scripts_shows_the_stills(book_page, gallery):
