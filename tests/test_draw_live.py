@@ -25,7 +25,8 @@ def picture(**more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_joined_files_share_one_scope_without_a_clash(kind):
-    names = TOP.findall(live.module(kind))
+    files = [live.JS / f"{name}.js" for name in live.HAND] + live.sources(kind)
+    names = [name for path in files for name in TOP.findall(path.read_text("utf-8"))]
     assert "mount" in names and "picture" in names
     assert len(names) == len(set(names)), sorted(n for n in set(names) if names.count(n) > 1)
 

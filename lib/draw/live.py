@@ -51,25 +51,30 @@ def plain(text: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"
 
 
+def sources(kind: str) -> list[Path]:
+    """The files of one kind of picture: those it names in `// needs: a b`, then its own."""
+    path = JS / f"{kind}.js"
+    if not path.is_file():
+        raise ValueError(f"No picture is called {kind!r}: there is no lib/draw/js/{kind}.js.")
+    needs = re.search(r"^// needs: ([\w -]+)$", path.read_text("utf-8"), flags=re.M)
+    return [*(JS / f"{name}.js" for name in (needs[1].split() if needs else ())), path]
+
+
 @cache
 def hand() -> str:
     """The text that every picture shares: the palette, then the files of HAND."""
-    texts = [(JS / f"{name}.js").read_text("utf-8") for name in HAND]
-    return f"const style = {json.dumps(style.palette(), ensure_ascii=False)};\n" + plain(
-        "\n".join(texts)
-    )
+    palette = json.dumps(style.palette(), ensure_ascii=False, separators=(",", ":"))
+    return f"const style = {palette};\n" + _joined(JS / f"{name}.js" for name in HAND)
 
 
 @cache
 def kind_text(kind: str) -> str:
-    """The text of one kind of picture: its file, after the files it names in `// needs: a b`."""
-    path = JS / f"{kind}.js"
-    if not path.is_file():
-        raise ValueError(f"No picture is called {kind!r}: there is no lib/draw/js/{kind}.js.")
-    text = path.read_text("utf-8")
-    needs = re.search(r"^// needs: ([\w -]+)$", text, flags=re.M)
-    more = [(JS / f"{name}.js").read_text("utf-8") for name in needs[1].split()] if needs else []
-    return plain("\n".join([*more, text]))
+    """The text of one kind of picture."""
+    return _joined(sources(kind))
+
+
+def _joined(paths) -> str:
+    return "".join(plain(path.read_text("utf-8")) for path in paths)
 
 
 def module(kind: str) -> str:
