@@ -13,7 +13,7 @@ from lib.draw.critical import Step, bubble, critical_path
 from lib.draw.events import MOST, read
 from lib.ledger import Ledger, Row
 from lib.predict.play import Costs, play
-from lib.predict.schedule import gpipe, one_f_one_b, zb_h1
+from lib.predict.schedule import dualpipe_v, gpipe, one_f_one_b, zb_h1
 
 BOTH = {"group": "dp", "members": (0, 1)}
 
@@ -68,6 +68,16 @@ def test_a_word_stays_before_a_span_inside_its_span():
     (word,) = [m for m in picture.marks if m.text == "forward" and m.y < 40]
     inner = boxes(picture, "rank 0 backward computing")[0]
     assert word.x + len(word.text) * style.LETTER / 2 <= inner.x
+
+
+def test_a_forward_and_a_backward_that_overlap_share_the_line():
+    run = play(dualpipe_v(2, 8), Costs(1.0, 1.0, 1.0, overlap=2.5))
+    pairs = str(run.schedule).count("OVERLAP_F_B")
+    drawn = [m for m in timeline(run.ledger).marks if m.about.endswith(" computing")]
+    upper = {(m.x, m.w): m.y for m in drawn if m.h == 9 and (m.y - 8) % 27 == 0}
+    lower = {(m.x, m.w): m.y for m in drawn if m.h == 9 and (m.y - 8) % 27 == 9}
+    assert pairs and sum(m.h == 9 for m in drawn) == 2 * pairs
+    assert len({m.h for m in drawn}) == 2 and upper.keys() == lower.keys()
 
 
 def test_operations_at_one_time_get_lines_of_their_own():

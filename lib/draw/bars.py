@@ -39,7 +39,7 @@ def _columns(one: Read, tick: float) -> list[list]:
     """What the loops below need of each event, times in ticks."""
     e = one.events
     times = [whole(c, tick) for c in (e.start, e.end, e.behind, e.behind + e.wait)]
-    return [c.tolist() for c in (e.place, e.lane, e.track, e.op, e.microbatch, *times)]
+    return [c.tolist() for c in (e.place, e.lane, e.track, e.half, e.op, e.microbatch, *times)]
 
 
 def bars(
@@ -48,11 +48,14 @@ def bars(
     """Bars, and the words inside them where they fit."""
     columns, made, texts = _columns(one, data["tick"]), [], []
     shades = [style.colour(op) for op in one.ops]
-    after = zip(*(c[1:] + [-1] for c in columns[:2] + columns[5:6]))
-    for (place, lane, track, op, microbatch, start, end, behind, wait), (*on, then) in zip(
+    after = zip(*(c[1:] + [-1] for c in columns[:2] + columns[6:7]))
+    for (place, lane, track, half, op, microbatch, start, end, behind, wait), (*on, then) in zip(
         zip(*columns), after
     ):
         y, h = line.y(place, lane, track), line.comm if lane else COMPUTE
+        if half:
+            h /= 2
+            y += h * (half - 1)
         about = f"rank {data['ranks'][place]} {one.ops[op]}"
         x = line.left + (start + behind) * pixels
         if (wait - behind) * pixels > 0.5:
@@ -89,7 +92,7 @@ def _label(op: str, microbatch: int, width: float) -> str:
 def outlines(one: Read, data: dict, line: Lines, pixels: float) -> list[Mark]:
     """Dashed boxes where another run's bars lie."""
     marks = []
-    for place, lane, track, op, _, start, end, _, _ in zip(*_columns(one, data["tick"])):
+    for place, lane, track, _, op, _, start, end, _, _ in zip(*_columns(one, data["tick"])):
         if (end - start) * pixels < 2:  # a sliver would hide what it is laid over
             continue
         h = line.comm if lane else COMPUTE

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lib._columns import keys, take
+from lib.draw.thin import thinned
 from lib.draw.words import in_words
 from lib.ledger import Ledger
 
@@ -39,6 +40,7 @@ class Events:
     note: np.ndarray  # a code: notes[code]
     track: np.ndarray
     count: np.ndarray
+    half: np.ndarray  # 1 and 2: two spans of the same times share the line (overlapped F and B)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -86,6 +88,7 @@ def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
         ordered["microbatch"], ordered["number"], ordered["peer"],
         words["group"].codes.astype(np.int64), words["note"].codes.astype(np.int64),
         np.zeros(len(place), np.int64), np.ones(len(place), np.int64),
+        _halves(place, lane, start, end),
     )  # fmt: skip
     found = Read(events, *(list(words[name].words) for name in ("op", "group", "note")),
                  ledger.source, at[order])  # fmt: skip
@@ -117,6 +120,15 @@ def _refuse_crossing(place, lane, start, end, columns, ranks) -> None:
                 "Spans follow one another or lie inside one another: correct these rows."
             )
         open_.append(i)
+
+
+def _halves(place, lane, start, end) -> np.ndarray:
+    """1 and 2 for two compute events of the same times, one above the other; else 0."""
+    same = (place[1:] == place[:-1]) & (lane[1:] == 0) & (start[1:] == start[:-1])
+    same &= (end[1:] == end[:-1]) & (end[1:] > start[1:])
+    half = np.zeros(len(place), np.int64)
+    half[1:][same], half[:-1][same] = 2, 1
+    return half
 
 
 def _behind(columns, place, lane, start, end) -> np.ndarray:
@@ -159,63 +171,6 @@ def _tracks(events: Events) -> np.ndarray:
         busy[line] = max(busy[line], ends)
         track[i] = line
     return np.minimum(track, 3)
-
-
-def thinned(events: Events, most: int) -> tuple[Events, float]:
-    """At most `most` events: those shorter than a slot of time become one for each operation.
-
-    Their seconds (behind, waiting, busy) and bytes are added up and stay within their slot; what
-    is longer is kept as it is. Gives the events and the slot's length.
-    """
-    length = events.end - events.start
-    span = float(events.end.max()) or 1e-9
-    lines = events.place * 2 + events.lane
-    many = int(events.op.max()) + 1
-
-    def pieces(slot):
-        short = np.flatnonzero(length < slot)
-        cell = lines[short] * (int(span / slot) + 2) + (events.start[short] / slot).astype(int)
-        return short, cell * many + events.op[short]
-
-    def kept(slot):
-        short, key = pieces(slot)
-        return len(events) - len(short) + len(np.unique(key))
-
-    low, high = 0.0, span * 1.0001
-    for _ in range(12):
-        middle = (max(low, span / 1e6) * high) ** 0.5
-        low, high = (low, middle) if kept(middle) <= most else (middle, high)
-        if high < low * 1.1:
-            break
-    short, key = pieces(high)
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    size = len(first)
-    made = events.at(short[first])
-    made.count = np.bincount(which, events.count[short], size).astype(np.int64)
-    made.bytes = np.bincount(which, events.bytes[short], size).astype(np.int64)
-    made.behind, made.wait = (
-        np.bincount(which, c[short], size) for c in (events.behind, events.wait)
-    )
-    total = np.bincount(which, length[short], size)
-    same = lambda column: (
-        np.bincount(which, column[short] != column[short[first]][which], size) == 0
-    )
-    for name in ("stage", "microbatch", "number", "peer"):
-        column = getattr(events, name)
-        setattr(made, name, np.where(same(column), column[short[first]], -1))
-    # Within a slot the operations lie one after the other, from its first start.
-    cell = key[first] // many
-    fresh = np.flatnonzero(np.diff(cell, prepend=-1))
-    sizes = np.diff(np.append(fresh, size))
-    before = np.cumsum(total) - total
-    begin = np.minimum.reduceat(made.start, fresh)
-    made.start = np.repeat(begin - before[fresh], sizes) + before
-    made.end = made.start + total
-    long = np.flatnonzero(length >= high)
-    both = {f.name: np.concatenate([getattr(events, f.name)[long], getattr(made, f.name)])
-            for f in fields(Events)}  # fmt: skip
-    order = np.lexsort((-both["end"], both["start"], both["lane"], both["place"]))
-    return Events(**{name: column[order] for name, column in both.items()}), float(high)
 
 
 def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], list[str]]:

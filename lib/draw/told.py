@@ -66,7 +66,7 @@ def _columns(one: Read, tick: float) -> dict:
         "bytes": coded(e.bytes), "stage": column(e.stage), "microbatch": column(e.microbatch),
         "number": column(e.number), "peer": column(e.peer), "group": column(e.group),
         "note": column(e.note) if notes else 0, "track": column(e.track),
-        "count": column(e.count),
+        "count": column(e.count), "half": column(e.half),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from lib.draw import timeline
 from lib.draw.critical import bubble, critical_path
 from lib.ledger import Ledger, Row
 from lib.predict.play import Costs, play
-from lib.predict.schedule import gpipe, one_f_one_b, zb_h1
+from lib.predict.schedule import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from tests.browser.same import crowded, same
 
 PAPER = Costs(1e-3, 1e-3, 1e-3, send=1e-4, activation=50_000_000)
@@ -79,9 +79,10 @@ def slide(seen, moment):
         lambda: timeline(late(), over=Ledger(list(late())[:3], source="predicted")),
         lambda: timeline(play(one_f_one_b(4, 8), PAPER).ledger),
         lambda: timeline(play(zb_h1(4, 8), PAPER).ledger, memory=True),
+        lambda: timeline(play(dualpipe_v(2, 8), Costs(1.0, 1.0, 1.0, overlap=2.5)).ledger),
         lambda: timeline(crowd(8, 100)),
     ],
-    ids=["late", "over", "pipeline", "memory", "crowd"],
+    ids=["late", "over", "pipeline", "memory", "halves", "crowd"],
 )
 def test_at_640_px_it_is_the_still(bench_page, made):
     same(bench_page(made()), made())

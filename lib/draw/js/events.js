@@ -15,7 +15,7 @@ export function eventsOf(run) {
   const made = { n, ops: run.ops, groups: run.groups, notes: run.notes, source: run.source };
   made.place = line.map((l) => l >> 1);
   made.lane = line.map((l) => l & 1);
-  const names = "behind wait op bytes stage microbatch number peer group note track count";
+  const names = "behind wait op bytes stage microbatch number peer group note track count half";
   for (const name of names.split(" ")) made[name] = columnOf(run[name], n);
   const gap = columnOf(run.gap, n), length = columnOf(run.length, n);
   made.start = new Array(n);

@@ -100,7 +100,8 @@ export function picture(data) {
       if (run.end[i] < from || run.start[i] > to) continue;
       const lane = run.lane[i], { letters } = looks[run.op[i]];
       const shade = faded ? looks[run.op[i]].faded : looks[run.op[i]].shade;
-      const y = place.y(run.place[i], lane, run.track[i]), h = lane ? place.comm : TALL;
+      const half = run.half[i], h = lane ? place.comm : half ? TALL / 2 : TALL;
+      const y = place.y(run.place[i], lane, run.track[i]) + (half === 2 ? h : 0);
       const more = { id: i, inside: true, about: () => tell(i) };
       const waiting = run.wait[i] - run.behind[i];
       let begin = run.start[i] + run.behind[i];
