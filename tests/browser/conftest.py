@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,7 @@ def gallery(folder):
 @pytest.fixture(scope="session")
 def lab(folder, new_page, tmp_path_factory):
     """JupyterLab on a free port of this machine, with a token, settings and trust of its own."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends with a killed test
     made = Lab(folder, tmp_path_factory.mktemp("home"), new_page)
     yield made
     made.close()
