@@ -78,8 +78,11 @@ function draw(figure, shape, model, old) {
   let over = [];
   function set(changes = {}, name = null) {
     const names = Object.keys(changes).filter((key) => state[key] !== changes[key]);
+    const moves = names.filter((key) => (shape.moving || []).includes(key));
     Object.assign(state, changes);
-    if (names.some((key) => !(shape.moving || []).includes(key))) stale = true;
+    if (names.length > moves.length) stale = true;
+    // What a play head passes is shown, not read out: it would never end.
+    if (names.length) status.setAttribute("aria-live", stale ? "polite" : "off");
     if (!waiting) waiting = requestAnimationFrame(redraw);
     return name;
   }
