@@ -64,7 +64,7 @@ def test_what_the_texts_point_to_is_there(name):
 
 
 def test_the_readme_opens_on_the_picture_once_it_is_there():
-    picture = "chapters/images/slow-motion.png"
+    picture = "chapters/images/slow-motion.svg"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     there = (ROOT / picture).exists()
     assert (picture in readme) == there, f"README.md and {picture} belong together"
