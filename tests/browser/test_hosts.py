@@ -6,7 +6,7 @@ import re
 import nbformat
 import pytest
 
-from lib.course.book import ROOT, chapters
+from lib.course.book import chapters
 from lib.course.widgets import POINTER, VIEW, states
 from tests.browser.seen import alive
 
@@ -42,7 +42,7 @@ def is_drawn(seen, *, dark=False):
 
 def test_a_fresh_clone_shows_the_stills(opened, gallery):
     page = opened("untrusted", trust=False)
-    page.wait_for_selector(".jp-OutputArea img")
+    page.locator(".jp-OutputArea img").nth(len(stored(gallery)) - 1).wait_for(state="attached")
     assert shows(page) == (0, len(stored(gallery)))
 
 
@@ -78,7 +78,7 @@ def test_a_trusted_notebook_lives_without_any_kernel_and_with_a_later_one(lab, k
 
 def test_a_notebook_that_nobody_trusts_runs_nothing_without_a_kernel(opened, wrongs, gallery):
     page = opened("untrusted, no kernel", trust=False, kernel=False)
-    page.wait_for_selector(".jp-OutputArea img")
+    page.locator(".jp-OutputArea img").nth(len(stored(gallery)) - 1).wait_for(state="attached")
     assert shows(page) == (0, len(stored(gallery)))
     wrongs[:] = [wrong for wrong in wrongs if "reading 'kernel'" not in wrong]  # as above
 
@@ -126,8 +126,8 @@ def test_the_book_lives_without_a_network(book_page, book_pictures, gallery, dar
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_the_pictures_of_a_chapter_live_in_the_book(book_page, chapter):
-    shown = stored(ROOT / chapter.file)
+def test_the_pictures_of_a_chapter_live_in_the_book(book, book_page, chapter):
+    shown = stored(book.parents[1] / chapter.file)
     page = book_page(chapter.name)
     for place in range(len(shown)):
         is_drawn(alive(page.locator("figure.mrom").nth(place), f"{chapter.name}, {place}"))
