@@ -1,6 +1,7 @@
-"""The picture at the top of the README: data parallel on four ranks, in slow motion.
+"""Pictures that a page shows before any code: python -m lib.course.cover writes them all.
 
-python -m lib.course.cover        runs it and writes chapters/images/slow-motion.png
+chapters/images/slow-motion.png   data parallel on four ranks, in slow motion: the README
+chapters/images/bubble.png        GPipe on paper: chapter 4
 """
 
 from pathlib import Path
@@ -9,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from lib import World
-from lib.draw import timeline
+from lib.draw import schedule, timeline
 from lib.ranks import span
 from lib.ranks.namespace import names
 from lib.ranks.slow_motion import SlowMotion
 
-PICTURE = Path(__file__).parents[2] / "chapters" / "images" / "slow-motion.png"
+IMAGES = Path(__file__).parents[2] / "chapters" / "images"
 WIDTH, ROWS, LAYERS = 1024, 1024, 4
 
 
@@ -58,4 +59,5 @@ def picture():
 
 
 if __name__ == "__main__":
-    PICTURE.write_bytes(picture().png())
+    (IMAGES / "slow-motion.png").write_bytes(picture().png())
+    schedule("gpipe", stages=4, microbatches=4).save(IMAGES / "bubble.png")
