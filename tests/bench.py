@@ -38,6 +38,7 @@ class Figure:
     ratio: float  # what `must` speaks of
     must: str
     reached: bool
+    unit: str = "ms"  # of what is printed; seconds are shown as ms
 
 
 def times(step, repeats):
@@ -141,6 +142,47 @@ class Bench:
         ratio = taken / paper
         name = "slow motion, 8 ranks: overlapped DDP, recorded / predicted"
         yield Figure(name, taken, paper, ratio, "within 5 %", abs(ratio - 1) <= 0.05)
+
+    def data(self):
+        """Our DDP against PyTorch's: step, memory, overlap; what compressors send."""
+        import bench_data
+
+        options = argparse.Namespace(repeats=max(20, self.repeats), launches=3)
+        for measure in (bench_data.steps, bench_data.memory, bench_data.overlap,
+                        bench_data.compression):  # fmt: skip
+            for found in measure(options):
+                given = asdict(found)
+                if found.unit == "ms":
+                    given |= {"ours": found.ours / 1e3, "theirs": found.theirs / 1e3}
+                yield Figure(**given)
+
+    def pipelines(self):
+        """Our pipelines against PyTorch's, in slow motion against paper, and their memory."""
+        import bench_pipeline as pipe
+
+        for name, ratio in pipe.against_pytorch(max(15, self.repeats)):
+            yield Figure(name, ratio, 1, ratio, "at most 1.0 times", ratio <= 1.0, "")
+        for name, found, paper in pipe.slow_motion():
+            good = abs(found / paper - 1) <= 0.05
+            yield Figure(name, found, paper, found / paper, "within 5 %", good, "")
+        found, paper = pipe.peaks()
+        name = "peak activations of the first stage, GPipe / 1F1B, m = 8, 4 stages"
+        yield Figure(name, found, paper, found / paper, "as predicted", found == paper, "times")
+
+    def paper(self):
+        """Schedules on paper: fast enough for a slider, large enough for a real machine."""
+        import bench_predict
+
+        for name, ms in bench_predict.slider().items():
+            title = f"8 stages × 64 microbatches, {name}"
+            yield Figure(title, ms / 1e3, 5e-3, ms / 5, "under 5 ms", ms < 5)
+        clock, _, memory = bench_predict.large()
+        name = "1,024 stages × 4,096 microbatches, 1F1B"
+        yield Figure(name, clock, 10, clock / 10, "under 10 s", clock < 10)
+        yield Figure(name, memory, 4, memory / 4, "under 4 GB", memory < 4, "GB")
+        for name, (whole, _) in bench_predict.against_pytorch().items():
+            title = f"PyTorch's simulator / ours, {name}"
+            yield Figure(title, 1, whole, whole, "20 times faster", whole >= 20, "")
 
     def importing(self):
         """What `import lib` adds to `import torch`."""
@@ -281,8 +323,11 @@ def main():
         for figure in getattr(bench, name)():
             figures.append(figure)
             mark = "reached" if figure.reached else "NOT REACHED"
-            print(f"{figure.name:<68} {1e3 * figure.ours:>10.3f} ms {1e3 * figure.theirs:>10.3f} ms"
-                  f"  ratio {figure.ratio:>10,.3f}  {figure.must}: {mark}", flush=True)  # fmt: skip
+            scale = 1e3 if figure.unit == "ms" else 1
+            pair = (f"{scale * value:>10.3f} {figure.unit:<5}" for value in
+                    (figure.ours, figure.theirs))  # fmt: skip
+            print(f"{figure.name:<68} {' '.join(pair)} ratio {figure.ratio:>10,.3f}  "
+                  f"{figure.must}: {mark}", flush=True)  # fmt: skip
     Path(options.json).parent.mkdir(exist_ok=True)
     Path(options.json).write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
     sys.exit(not all(figure.reached for figure in figures))

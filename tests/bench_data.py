@@ -1,6 +1,6 @@
 """Measure data parallelism against PyTorch's, in turns in the same processes.
 
-    python tests/bench_data.py [--repeats 40] [--launches 3] [--only step,memory,overlap]
+    python tests/bench_data.py [--repeats 40] [--launches 3] [--only steps,memory]
 
 Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
 """
@@ -155,14 +155,39 @@ def overlap(options):
     yield Figure(title, 100 * hidden, 100 * wanted, hidden / wanted, must, good, "% ")
 
 
+def compression(options):
+    """What one step sends, plain and compressed, against the formula; in bytes as recorded."""
+    from lib.parallel.compress import PowerSGD, TopK
+    from lib.predict import exchange
+
+    shape = MODELS["GPT of 4 layers"]
+    shapes = [parameter.shape for parameter in shape.parameters]
+
+    def one(hook):
+        gradients = [torch.ones(size) for size in shapes]
+        hook.average(gradients)
+
+    with World(2, device="cpu") as world:
+        for name, hook, calls in (
+            ("PowerSGD of rank 4", PowerSGD(4), exchange.power_sgd(shapes, 2, 4)),
+            ("top-k of 1 %", TopK(0.01), exchange.top_k(shapes, 2, 0.01)),
+        ):
+            rows = world.record(one, hook).where(lane="comm", rank=0)
+            found, paper = int(rows.column("bytes").sum()), sum(call.bytes for call in calls)
+            plain = sum(call.bytes for call in exchange.plain(shapes))
+            title = f"bytes of a step, {name} ({plain / found:.0f} times fewer than plain)"
+            yield Figure(title, found / 1e6, paper / 1e6, found / paper, "the formula",
+                         found == paper, "MB")  # fmt: skip
+
+
 def main():
     """Measure, print a line for each figure, and fail if one does not reach what it must."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--launches", type=int, default=3)
-    parser.add_argument("--only", default="steps,memory,overlap")
+    parser.add_argument("--only", default="steps,memory,overlap,compression")
     options, missed = parser.parse_args(), 0
-    for measure in (steps, memory, overlap):
+    for measure in (steps, memory, overlap, compression):
         for figure in measure(options) if measure.__name__ in options.only.split(",") else ():
             mark = "reached" if figure.reached else "NOT REACHED"
             print(f"{figure.name:<72} {figure.ours:>9.3f} {figure.theirs:>9.3f} {figure.unit}"
