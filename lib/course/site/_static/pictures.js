@@ -83,7 +83,10 @@
     if (!pictures.has(id)) continue;
     const el = document.createElement("div");
     script.after(el);
-    const still = script.parentElement.querySelector(".picture-still");
+    // A cell may show several pictures side by side in one element: the still that follows is ours.
+    const stills = [...script.parentElement.querySelectorAll(".picture-still")];
+    const follows = (node) => script.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const still = stills.find(follows);
     pictures.show(id, el).then(
       () => still?.remove(),
       (wrong) => {
