@@ -4,19 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from lib.course import bugs_data
 from lib.course.check import Exercise, Hints, Numbers, Verdict
+from lib.course.lessons_data import step_seconds, train_with
 from lib.draw.style import amount
-from lib.parallel.data import DistributedDataParallel
-from lib.predict import devices, exchange, hardware
+from lib.predict import devices, exchange
 from lib.predict.buckets import assign, exchanges
-from lib.predict.flops import flops
 from lib.predict.shape import GPTShape
-from lib.predict.traffic import collective, time_of
+from lib.predict.traffic import collective
 from lib.ranks import RankError
-from lib.single import GPT, Batches, next_token_loss, share
 
 SHAPE, BUCKET = GPTShape(), 2**18
 
@@ -150,21 +147,13 @@ class _Slower(Hints):
     task: str = "Choose a link, a batch and ranks, and say why: 'start-ups' or 'bytes'."
     shape: GPTShape = GPTShape(width=256, layers=8, sequence=256)
 
-    def seconds(self, link: str, batch: int, ranks: int) -> tuple[float, float, float]:
-        """Compute, start-ups and bytes of a step, in seconds: one all-reduce, nothing hidden."""
-        wire = hardware.link(link)
-        work = flops(self.shape, batch // ranks).total / hardware.gpu("H100").matmul
-        whole = time_of("all_reduce", ranks, self.shape.nbytes(), alpha=wire.alpha, beta=wire.beta)
-        starts = time_of("all_reduce", ranks, 0, alpha=wire.alpha, beta=wire.beta)
-        return work, starts, whole - starts
-
     def check(self, link=None, batch=None, ranks=None, why=None) -> Verdict:
         """Time a step on `ranks` and on twice as many, on paper."""
         if None in (link, batch, ranks):
             return self._open("there is nothing to time", self.task)
         if ranks < 1 or batch % (2 * ranks):
             return self._not_yet(f"{2 * ranks} ranks cannot share {batch} samples equally.")
-        few, many = (self.seconds(link, batch, n) for n in (ranks, 2 * ranks))
+        few, many = (step_seconds(self.shape, link, batch, n) for n in (ranks, 2 * ranks))
         lines = [f"{'ranks':>7}{'compute':>10}{'start-ups':>11}{'bytes':>10}{'step':>10}"]
         for n, parts in ((ranks, few), (2 * ranks, many)):
             told = [amount(part, "s") for part in (*parts, sum(parts))]
@@ -188,24 +177,6 @@ slower = _Slower(
         "128 they hardly grow, and the rounds double.",
     ),
 )
-
-
-def train_with(hook: Callable | None, steps: int = 30) -> float:
-    """Train a small GPT on this rank with `hook` on DDP's buckets; the mean of its last losses."""
-    shape = GPTShape(width=32, layers=2, heads=2, sequence=16)
-    ddp = DistributedDataParallel(GPT(shape), hook=hook)
-    optimizer = torch.optim.AdamW(ddp.parameters(), 3e-3)
-    batches, losses = Batches(16, sequence=16), []
-    for number in range(steps):
-        tokens, targets = share(batches[number], dist.get_rank(), dist.get_world_size())
-        optimizer.zero_grad()
-        loss = next_token_loss(ddp(tokens), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    last = torch.stack(losses[-5:]).mean()
-    dist.all_reduce(last)
-    return last.item() / dist.get_world_size()
 
 
 class _Invent(Hints):
