@@ -104,7 +104,7 @@ def test_each_bug_shows_where_the_hints_say(world):
 
     by_word = {word: letter for letter, word in RIGHT.items()}
     for ledger in seen.values():  # the loss falls in all of them: it tells nothing
-        assert all(one.losses[-1] < 0.2 * one.losses[0] for one in ledger.results)
+        assert all(one.losses[-1] < 0.5 * one.losses[0] for one in ledger.results)
     words = ("same batch", "last bucket", "nothing sent", "no_sync late", "sum")
     a, b, c, d, e = (by_word[word] for word in words)
     assert len(set(norms(a, "own"))) == 1 and moved(a) == model
@@ -220,6 +220,6 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     dial = [line.split() for line in shown(notebook, "for n, dial in").splitlines()[:4]]
     small, large = ([float(line[place]) for line in dial] for place in (-2, -1))
     assert max(small) - min(small) < 0.05 and large[0] < large[1] < large[2]
-    assert float(dial[0][4].strip(",")) > 2 * float(dial[2][4].strip(","))
+    assert float(dial[0][3].strip(",")) > 2 * float(dial[2][3].strip(","))
     best = re.findall(r"fastest with ([\d,]+) ranks", shown(notebook, "ranks = [2**n"))
     assert all(1 < int(n.replace(",", "")) < 1024 for n in best) and len(best) == 4
