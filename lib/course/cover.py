@@ -1,6 +1,6 @@
 """Pictures that a page shows before any code: python -m lib.course.cover writes them all.
 
-chapters/images/slow-motion.png   data parallel on four ranks, in slow motion: the README
+chapters/images/slow-motion.svg   data parallel on four ranks, in slow motion, playing: the README
 chapters/images/bubble.png        GPipe on paper: chapter 4
 """
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lib import World
 from lib.draw import schedule, timeline
+from lib.draw.playing import playing
 from lib.ranks import span
 from lib.ranks.namespace import names
 from lib.ranks.slow_motion import SlowMotion
@@ -51,7 +52,7 @@ def step() -> None:
 
 def picture():
     """Run the step in slow motion on real ranks and draw what they did."""
-    speeds = SlowMotion("H100", link="NVLink4", dtype="fp32", factor=10_000)
+    speeds = SlowMotion("H100", link="NVLink4", dtype="fp32", factor=20_000)
     with World(4, slow_motion=speeds) as world:
         world.run(prepare)
         world.run(step)
@@ -59,5 +60,5 @@ def picture():
 
 
 if __name__ == "__main__":
-    (IMAGES / "slow-motion.png").write_bytes(picture().png())
+    (IMAGES / "slow-motion.svg").write_text(playing(picture()))
     schedule("gpipe", stages=4, microbatches=4).save(IMAGES / "bubble.png")

@@ -45,7 +45,9 @@ def partition(layers, *cuts: tuple[str, Partition], names=(), unit: str = "s",
         story.append(f"  {told}: {made}")
         y += 6
     marks += axis(left, style.WIDTH - _RIGHT, y, most, unit)
-    return plain(marks, y + 2 * style.LINE, "\n".join(story), "Stages and their layers")
+    return plain(
+        marks, y + 2 * style.LINE, "\n".join(story), "Stages and their layers", left=left - 1
+    )
 
 
 def _bar(layers, names, x: float, y: float, wide: float, stage) -> list[Mark]:

@@ -45,7 +45,7 @@ def versions(seen) -> Picture:
                                   fill=style.on(shade), text=text, align="middle"))  # fmt: skip
     width = max(_LEFT + many * cell + _RIGHT, 300)
     title = "Versions of the weights, by stage and microbatch"
-    return plain(marks, _TOP + len(seen) * _TALL + 6, _story(seen), title, width)
+    return plain(marks, _TOP + len(seen) * _TALL + 6, _story(seen), title, width, _LEFT - 1)
 
 
 def _story(seen) -> str:
