@@ -16,7 +16,6 @@ from lib.parallel.pipeline import Pipeline, stage_costs
 from lib.predict import schedule as schedules
 from lib.predict.play import Costs, play
 from lib.predict.shape import GPTShape, MLPShape
-from lib.ranks.desk import desk
 from lib.ranks.memory import Memory
 from lib.ranks.slow_motion import SlowMotion
 from lib.single.batches import Batches
@@ -196,6 +195,8 @@ def test_every_rank_does_its_row_in_order_and_no_message_more(worlds, ranks, pla
         return pipeline
 
     def record(schedule):
+        from lib.ranks.desk import desk  # here, not above: a rank has a desk of its own
+
         pipeline = run(schedule)
         desk.events and desk.events.clear()
         pipeline.step(*BATCH)
@@ -423,7 +424,7 @@ def test_costs_of_stages_are_their_rooflines():
 def test_in_slow_motion_it_takes_as_long_as_on_paper(worlds, name, monkeypatch):
     """Four ranks; the best of three, for a machine that does other things as well."""
     world, schedule = worlds(4), getattr(schedules, name)(4, 8)
-    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=40_000)
+    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=150_000)
     shape, batch = GPTShape(layers=6, width=32, heads=2, sequence=32), Batches(16, 32)[0]
     paper = play(schedule, stage_costs(GPT(shape), schedule, *batch, speeds)).makespan
 
