@@ -47,11 +47,11 @@ def kept():
     return sys.modules["__main__"].__dict__
 
 
-def close(measured, paper, share=0.05):
+def close(measured, paper, share=0.05, slipped=0.0):
     """Within 5 %; a ledger also by what it says itself that it slipped."""
     if isinstance(measured, Ledger):
         return abs(measured.makespan - paper) <= share * paper + slip(measured)
-    return abs(measured - paper) <= share * paper
+    return abs(measured - paper) <= share * paper + slipped
 
 
 @pytest.mark.parametrize("numel", [1, 64, 25_000])
@@ -95,8 +95,9 @@ def test_a_sum_starts_when_the_last_member_comes(slow):
     work, one = SPEEDS.compute(0, 200_000), SPEEDS.moving("all_reduce", 4, 100)
     assert close(ledger, work + one)
     for row in ledger.where(lane="comm"):
-        assert close(row.waiting, 0 if row.rank == 1 else work, 0.05) or row.waiting < 1e-5
-        assert close(row.moving, one, 0.1)
+        late = slip(ledger)
+        assert close(row.waiting, 0 if row.rank == 1 else work, 0.05, late) or row.waiting < 1e-5
+        assert close(row.moving, one, 0.1, late)
 
 
 def ring():
