@@ -25,7 +25,7 @@ book: ready ## build the book into _build/book, warnings are errors
 readme: ready ## write the table of chapters in README.md from book.yml
 	@$(PY) -m lib.course.book
 
-bench: ready ## measure against torch's spawn and the peers that are installed
+bench: ready ## measure against PyTorch's own, the peers that are installed, and paper
 	@$(PY) tests/bench.py $(ARGS)
 
 doctor: ## look at this machine: Python, PyTorch, GPUs, memory, ports; what to do about each

@@ -1,4 +1,4 @@
-"""Measure what the course promises of its ranks, each as a ratio taken in one run: `make bench`.
+"""Measure what the course promises, each as a ratio taken in one run: `make bench`.
 
     python tests/bench.py [--repeats 20] [--only warm,record] [--json _build/bench.json]
 

@@ -75,7 +75,6 @@ def test_not_a_number_is_refused_before_it_reaches_a_notebook():
         live.packed({"a": float("nan")})
 
 
-@pytest.mark.skipif(not KINDS, reason="no kinds")
 def test_pictures_of_a_kind_point_at_the_same_texts():
     one, two = (picture(live=(KINDS[0], {})).widget() for _ in range(2))
     assert one.code == two.code and one.code[0] is live._shared()

@@ -185,6 +185,10 @@ def test_what_does_not_fit_is_refused_and_the_world_lives_on(worlds):
         world.run(make, mlp, schedules.pipedream(2, 4), 3)
     with pytest.raises(RankError, match="gives a tuple"):
         world.run(make, lambda: nn.Sequential(Two(), nn.Linear(6, 3)), schedules.pipedream(2, 4))
+    with pytest.raises(RankError, match="stage 1 has no weight to train"):
+        world.run(
+            make, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), schedules.pipedream(2, 4)
+        )
     assert len(world.run(streamed, 2, "stashing")) == 2
 
 

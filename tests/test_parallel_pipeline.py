@@ -340,7 +340,7 @@ def test_what_cannot_be_run_is_told_in_a_sentence_and_the_world_lives_on(worlds)
             return x, x
 
     f1b = schedules.one_f_one_b(2, 4)
-    with pytest.raises(RankError, match="dim 0 has 6 entries: 4 microbatches cannot share"):
+    with pytest.raises(RankError, match="dim 0 of the inputs has 6 entries: 4 microbatches"):
         world.run(step, f1b, 6)
     with pytest.raises(RankError, match="cannot be run by 2 ranks: it has 4"):
         world.run(step, schedules.one_f_one_b(4, 4))

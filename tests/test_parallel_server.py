@@ -1,6 +1,5 @@
 """Parameter server and local SGD: equal to plain training where they must be, and as predicted."""
 
-import contextlib
 import time
 from dataclasses import replace
 
@@ -392,16 +391,6 @@ def test_the_bound_holds_whoever_comes_first(worlds, bound):
     assert len(history.updates) == 12
 
 
-@contextlib.contextmanager
-def slowly(world, speeds):
-    """Let a warm world run in slow motion for a while."""
-    world.slow_motion, before = speeds, world.slow_motion
-    try:
-        yield world
-    finally:
-        world.slow_motion = before
-
-
 def stretched(dial):
     """Workers that compute their gradient as often as their pace says, to be that slow."""
     torch.manual_seed(0)
@@ -417,13 +406,14 @@ def stretched(dial):
 
 
 @pytest.mark.parametrize("bound", [0, 1, None])
-def test_slow_motion_takes_the_time_on_paper(worlds, bound):
+def test_slow_motion_takes_the_time_on_paper(worlds, bound, monkeypatch):
     """On a GPU's clock: messages, queues at the server, waiting for the slow one, as predicted."""
     speeds = SlowMotion("H100", factor=1e5, alpha=1e-7, bandwidth=1e12)
     dial, tried = Dial(bound, 9, (1, 1, 3)), []
     for _ in range(3):  # of a machine that is busy, the try that slipped least
-        with slowly(worlds(4), speeds) as world:
-            ledger = world.record(stretched, dial)
+        with monkeypatch.context() as slowly:
+            slowly.setattr(worlds(4), "slow_motion", speeds)
+            ledger = worlds(4).record(stretched, dial)
         times = [
             float(np.median(ledger.where(rank=rank, op=op).column("seconds")))
             for rank, op in enumerate(["update", "gradient", "gradient", "gradient"])

@@ -4,6 +4,7 @@ import contextlib
 import pickle
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from lib.ranks.slow_motion import SlowMotion
 
 WIDTHS, BATCH = [256] * 7, 256
 # So slow that eight ranks on two cores do the real work in a fraction of the stretched time.
-SPEEDS = SlowMotion("H100", link="NVLink4", factor=1e5, alpha=1e-8)
+SPEEDS = SlowMotion("H100", link="NVLink4", factor=3e5, alpha=1e-8)
 
 
 @contextlib.contextmanager
@@ -82,16 +83,16 @@ def recorded(world, kind, batches=None):
     world.run(build, kind, batches)
     if kind == "hooks":
         world.run(go_at_once)
+    for _ in range(2):  # DDP puts its buckets in order after the first
+        world.run(step, kind)
     with slowly(world, SPEEDS):
-        for _ in range(2):  # DDP puts its buckets in order after the first
-            world.run(step, kind)
         return steady(world, step, kind)
 
 
 def steady(world, step, *args):
     """Record up to six times, as the machine may be busy; give the one that slipped least."""
     ledgers = [world.record(step, *args)]
-    while len(ledgers) < 6 and worst(ledgers[-1]) > 0.01 * ledgers[-1].makespan:
+    while len(ledgers) < 6 and worst(ledgers[-1]) > 0.02 * ledgers[-1].makespan:
         ledgers.append(world.record(step, *args))
     return min(ledgers, key=worst)
 
@@ -185,8 +186,8 @@ def stages(microbatches):
 
 
 def test_two_stages_of_a_pipeline(worlds):
-    with slowly(worlds(2), SPEEDS) as world:
-        world.run(stages, 1)
+    worlds(2).run(stages, 1)
+    with slowly(worlds(2), replace(SPEEDS, factor=6e5)) as world:  # five short waits
         ledger = steady(world, stages, 4)
     product = SPEEDS.compute(2 * 256**3, 3 * 4 * 256**2)
     message = SPEEDS.moving("send", 2, 4 * 256**2)
@@ -212,16 +213,22 @@ def late(seconds):
             time.sleep(seconds)
 
 
+def least_late(world, seconds):
+    """Record up to ten times, until little but the pause made a rank late."""
+    ledgers = []
+    while len(ledgers) < 10 and not any(worst(x) < 1.1e-3 * seconds for x in ledgers):
+        ledgers.append(world.record(late, seconds))
+    return min(ledgers, key=worst)
+
+
 def test_being_late_is_caught_up_and_told(worlds):
     speeds = SlowMotion("H100", factor=1e3, memory_bandwidth=2 * 4 * 128**2 * 1e5)  # 10 ms each
     with slowly(worlds(2), speeds) as world:
         world.run(late, 0)
-        ledger = min((world.record(late, 0.03) for _ in range(4)), key=worst)
+        ledger = least_late(world, 0.03)
         assert close(ledger.makespan, 40e-5, 0.03)
         assert all(0.02e-3 < slipped < 0.05e-3 for slipped in ledger.meta["slipped"])
-        ledger = min(
-            (world.record(late, 0.3) for _ in range(4)), key=worst
-        )  # too late to catch up: it stays late, and says so
+        ledger = least_late(world, 0.3)  # too late to catch up: it stays late, and says so
         assert close(ledger.makespan, 69e-5, 0.05)
         assert all(0.28e-3 < slipped < 0.35e-3 for slipped in ledger.meta["slipped"])
         assert any("slipped" in row.note for row in ledger)

@@ -41,14 +41,15 @@ class PipeDream:
         cuts = cut(model, schedule.stages, lengths)
         _refuse_tied(model, cuts)
         self.module = model[slice(*cuts[self.stage])]
+        if not any(weight.requires_grad for weight in self.module.parameters()):
+            raise ValueError(
+                f"stage {self.stage} has no weight to train: cut it elsewhere, by lengths="
+            )
         self.names, self.weights = map(list, zip(*self.module.named_parameters()))
         self.optimizer = optimizer(self.weights)
         self.rules = weight_versions(schedule, rule, every)[self.stage]
         self.pipes = Pipes(schedule, self.rank, group)
-        self.group, self.precision = (
-            group,
-            torch.promote_types(self.weights[0].dtype, torch.float32),
-        )
+        self.precision = torch.promote_types(self.weights[0].dtype, torch.float32)
         self.seen: list[Seen] = []  # the versions that each microbatch really saw here
         self.kept = 0  # the most versions of the weights that were alive at once
 

@@ -48,9 +48,7 @@ class Pipeline:
         self._names = {id(p): name for name, p in model.named_parameters()}
         self.pipes = Pipes(schedule, self.rank, group)
         self.precision = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-        self.peak: dict[
-            int, int
-        ] = {}  # the most microbatches alive on each stage, in the last step
+        self.peak: dict[int, int] = {}  # the most microbatches alive at once, by stage
 
     def _mine(self) -> list[int]:
         return [s for s, rank in enumerate(self.schedule.placement) if rank == self.rank]
@@ -75,10 +73,12 @@ class Pipeline:
         first stage reads the one, the last stage the other. Gradients add up in .grad.
         """
         m = self.schedule.microbatches
-        if len(inputs) % m or len(targets) % m:
-            raise ValueError(
-                f"dim 0 has {len(inputs)} entries: {m} microbatches cannot share them equally"
-            )
+        for what, batch in (("inputs", inputs), ("targets", targets)):
+            if len(batch) % m:
+                raise ValueError(
+                    f"dim 0 of the {what} has {len(batch)} entries: {m} microbatches cannot share "
+                    "them equally"
+                )
         self.pipes.open(inputs[: len(inputs) // m], self.stages)
         run = _Step(self, inputs.chunk(m), targets.chunk(m))
         for place, action in enumerate(run.row):
@@ -100,9 +100,7 @@ class _Step(Passing):
         self.alive: dict[tuple[int, int], SplitBackward] = {}
         self.peak = dict.fromkeys(pipeline.stages, 0)
         self.count = dict.fromkeys(pipeline.stages, 0)
-        self.left = dict.fromkeys(
-            pipeline.stages, len(inputs)
-        )  # backwards until its weights are done
+        self.left = dict.fromkeys(pipeline.stages, len(inputs))  # backwards to come
         self.averaging: deque = deque()
         self.total = torch.zeros((), device=inputs[0].device, dtype=pipeline.precision)
 
@@ -149,8 +147,10 @@ class _Step(Passing):
             self.averaging.append(_average(self._own(stage), self.p.replicas))
 
     def _own(self, stage: int) -> list:
-        """The stage's parameters that no other stage of the model has."""
-        return [p for p in self.p._weights[stage] if not any(p is q for q, _ in self.p.shared)]
+        """The stage's parameters whose gradients are complete: no other stage is to add to them."""
+        open_ = [q for q, _ in self.p.shared]
+        open_ += [q for s, weights in self.p._weights.items() if self.left[s] for q in weights]
+        return [p for p in self.p._weights[stage] if not any(p is q for q in open_)]
 
     def finish(self) -> None:
         """Add up what several ranks share, wait for the averages and for what is still sent."""
@@ -167,8 +167,8 @@ def stage_costs(model, schedule: Schedule, inputs, targets, speeds, *, lengths=N
                 loss=next_token_loss) -> Costs:  # fmt: skip
     """What F, B, I, W and a send of each stage take in seconds, for `play`, on given hardware.
 
-    `speeds` is a SlowMotion (unstretched). Each stage runs once, here, on a microbatch of the
-    batch; `model` must be a copy of its own, since its gradients are used. `activation` is left 0.
+    `speeds` is a SlowMotion (unstretched). Each stage runs here, forward and back, on a microbatch
+    of the batch; give a `model` of its own, since its gradients are used. `activation` stays 0.
     """
     m = schedule.microbatches
     x, wanted = inputs[: len(inputs) // m], targets[: len(targets) // m]

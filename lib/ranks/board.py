@@ -25,6 +25,7 @@ RANK = HEADER + GROUPS * GROUP + SLOTS * SLOT
 TEXT = SLOT - 32 - 128  # room for what is launched; the other 128 bytes hold the line
 
 _HEADER = struct.Struct("<QQQQ")  # state, beats, tag and number waited for
+_THERE = struct.Struct("<QQ")  # which start, and when (ns) this rank was there; after the header
 _SLOT = struct.Struct("<qqQQ")  # launched, ready (ns), tag, number + 1
 _GROUP = struct.Struct("<QQQ40s")  # tag, launches so far, members as bits, name
 
@@ -118,6 +119,12 @@ class Board:
         beats = _HEADER.unpack_from(self.memory, rank * RANK)[1]
         _HEADER.pack_into(self.memory, rank * RANK, state, beats + 1, tag, number)
 
+    def arrive(self, rank, start: int, when: int) -> None:
+        """Write that `rank` is there for a start that all make together."""
+        at = rank * RANK + _HEADER.size
+        struct.pack_into("<Q", self.memory, at + 8, when)
+        struct.pack_into("<Q", self.memory, at, start)  # last: now it counts
+
     def clear(self, rank) -> None:
         """Forget all that `rank` launched: its groups are new."""
         start = rank * RANK
@@ -125,6 +132,11 @@ class Board:
         self._places = {key: at for key, at in self._places.items() if key[0] != rank}
 
     # What anyone reads.
+
+    def arrived(self, rank, start: int) -> int | None:
+        """Read when `rank` was there for this start, if it is."""
+        theirs, when = _THERE.unpack_from(self.memory, rank * RANK + _HEADER.size)
+        return when if theirs == start else None
 
     def entry(self, rank, tag, number) -> Entry | None:
         """Read what `rank` launched as `number` of the group `tag`, if it has."""

@@ -36,6 +36,8 @@ class Desk:
         self.abandoned = False  # a wait was left that its group may never end
         self.slow = None  # a slow_motion.Motion while one runs
         self.slipped: int | None = None  # ns that slow motion was late, for the recorder
+        self.began: int | None = None  # ns at which all ranks of this call began, if they agreed
+        self.ended: int | None = None  # ns at which slow motion was through, for the recorder
 
     def waiting(self, tag: int, number: int) -> None:
         """Say on the board that this rank now blocks on (tag, number)."""

@@ -24,7 +24,8 @@ class Motion(TorchDispatchMode):
     def __init__(self, speeds):
         super().__init__()
         self.speeds, self.scale = speeds, 1e9 * speeds.factor
-        self.clock = self.seen = self.mark = time.monotonic_ns()
+        self.seen = time.monotonic_ns()
+        self.clock = self.mark = self.seen if desk.began is None else desk.began
         self.slipped = self.lost = self.late = 0  # worst of the call, never caught up, of the row
         self.thread = threading.get_ident()
         self.lanes = Lanes(desk.board, desk.rank)
@@ -107,10 +108,10 @@ class Motion(TorchDispatchMode):
 
     def stretch(self, work, op, nbytes, tag, number, members, event) -> Stretched:
         """Put an operation that was really launched into its lane; give what stands for it."""
-        self.settle()
+        now = self.moment()
         here = threading.get_ident() == self.thread
         if event is not None and here:
-            event["start"] = time.monotonic_ns()
+            event["start"] = now
         any_source = op == "recv" and len(members) != 2
         others = () if any_source or desk.board is None else members
         others = tuple(rank for rank in others if rank != desk.rank)
@@ -119,6 +120,13 @@ class Motion(TorchDispatchMode):
         item.needs = int(self.speeds.moving(op, len(members), nbytes) * self.scale)
         self.lanes.add(item)
         return item
+
+    def moment(self) -> int:
+        """Give the time it is for this rank, whose own doings between operations take none."""
+        if threading.get_ident() != self.thread:
+            return time.monotonic_ns()
+        self.settle()
+        return max(self.clock, self.mark)
 
     def waited(self) -> None:
         """Hear that this rank has waited for a real work: what follows is a new row."""

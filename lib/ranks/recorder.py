@@ -15,14 +15,15 @@ EMPTY = {
 
 def recorded(step, *args, **kwargs):
     """Run `step` and give back (its result, the events of this rank as plain dicts, in ns)."""
-    events, desk.slipped = [], None
+    events, desk.slipped, desk.ended = [], None, None
     desk.events = events
     gpu = clock_of_this_rank()
     desk.now = gpu.now if gpu else time.monotonic_ns
-    whole = {"lane": "compute", "op": "compute", "start": desk.now(), "end": 0}
+    began = desk.now() if gpu or desk.began is None else desk.began
+    whole = {"lane": "compute", "op": "compute", "start": began, "end": 0}
     try:
         result = step(*args, **kwargs)
-        whole["end"] = desk.now()
+        whole["end"] = desk.now() if desk.ended is None else desk.ended
     finally:
         desk.events, desk.now = None, time.monotonic_ns
     if gpu:

@@ -69,7 +69,7 @@ class SlowMotion:
         try:
             with motion:
                 result = step(*args, **kwargs)
-            motion.settle()
+            desk.ended = motion.moment()
             return result
         finally:
             desk.slow = None

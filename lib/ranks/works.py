@@ -24,7 +24,7 @@ class ObservedWork(dist.Work):
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
         desk.waiting(self.tag, self.number)
-        began = desk.now()
+        began = desk.slow.moment() if desk.slow else desk.now()
         try:
             if self.sliced and not timeout:
                 done = self._wait_in_slices()

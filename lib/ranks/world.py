@@ -4,9 +4,10 @@ import atexit
 import functools
 import os
 import sys
+import time
 import weakref
 
-from lib.ranks import launch, magic, namespace, recorder, wire
+from lib.ranks import launch, magic, namespace, recorder, together, wire
 from lib.ranks.call import Call, mend
 from lib.ranks.crew import Crew
 from lib.ranks.failures import RankError, ranks_say
@@ -132,7 +133,7 @@ class World:
                 "this World is in a call already: wait for it, or make another World"
             )
         ranks = list(range(self.size)) if ranks is None else ranks
-        packed = self._pack(calls, record)
+        packed = self._pack(calls, ranks, record)
         self._busy = True
         try:
             with patient() as interrupts:
@@ -149,8 +150,9 @@ class World:
         finally:
             self._busy = False
 
-    def _pack(self, calls, record) -> list[list]:
+    def _pack(self, calls, ranks, record) -> list[list]:
         done: dict[int, list] = {}
+        start = time.monotonic_ns()  # tells this start from any other
         for call in calls:
             if id(call) not in done:
                 step, args, kwargs = call
@@ -160,6 +162,8 @@ class World:
                     step = functools.partial(self.slow_motion.run, step)
                 if record:
                     step = functools.partial(recorder.recorded, step)
+                if self.slow_motion or record:
+                    step = functools.partial(together.begin, (start, tuple(ranks)), step)
                 try:
                     done[id(call)] = wire.pack((step, args, kwargs))
                 except Exception as error:
