@@ -9,6 +9,8 @@ A weight that hangs on several nodes of the spine (used twice) cannot wait: its 
 along with I.
 """
 
+from collections import Counter
+
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -43,7 +45,8 @@ class SplitBackward:
         # 1. Which weights hang on which node of the spine, and which hang on several.
         hanging = self._hanging()
         every = [p for found in hanging.values() for p in found]
-        now = list({id(p): p for p in every if sum(q is p for q in every) > 1}.values())
+        times = Counter(map(id, every))
+        now = list({id(p): p for p in every if times[id(p)] > 1}.values())
         # 2. Along the spine, noting what comes by.
         noted: dict = {}
         hooks = [node.register_prehook(_note(node, noted)) for node in hanging]
@@ -58,7 +61,7 @@ class SplitBackward:
             parameter.grad = found_now if parameter.grad is None else parameter.grad + found_now
         # 3. What W will do.
         for node, gradients in noted.items():
-            wanted = [p for p in hanging[node] if not any(p is q for q in now)]
+            wanted = [p for p in hanging[node] if times[id(p)] == 1]
             known = [(GradientEdge(node, i), g) for i, g in enumerate(gradients) if g is not None]
             if wanted and known:
                 self.later.append((*map(list, zip(*known)), wanted))
@@ -72,30 +75,27 @@ class SplitBackward:
 
     def _hanging(self) -> dict:
         """For each node of the spine with branches to weights: these weights."""
-        leaf = {get_gradient_edge(p).node: p for p in self.parameters}
-        x = get_gradient_edge(self.x).node
-        spine: dict = {}  # node -> does it lead to x
-        below: dict = {}  # node off the spine -> the weights below it
-        stack = [(self.output.node, False)]
+        wanted, x = {id(p) for p in self.parameters}, get_gradient_edge(self.x).node
+        children: dict = {}  # a node that was seen -> the nodes below it
+        below: dict = {x: None}  # a node that is done -> the weights below it, None on the spine
+        hanging: dict = {}
+        stack = [self.output.node]
         while stack:
-            node, done = stack.pop()
-            children = [n for n, _ in node.next_functions if n is not None]
-            if not done and node not in spine:
-                spine[node] = node is x
-                stack.append((node, True))
-                stack += [(n, False) for n in children]
-            elif done:
-                spine[node] = spine[node] or any(spine[n] for n in children)
-                if not spine[node]:
-                    mine = {id(p): p for n in children for p in below[n]}
-                    below[node] = [leaf[node]] if node in leaf else list(mine.values())
-        hanging = {}
-        for node in spine:
-            if spine[node]:
-                children = [n for n, _ in node.next_functions if n is not None and not spine[n]]
-                mine = {id(p): p for n in children for p in below[n]}
-                if mine:
-                    hanging[node] = list(mine.values())
+            node = stack[-1]
+            if node not in children:
+                children[node] = [n for n, _ in node.next_functions if n is not None]
+                stack += [n for n in children[node] if n not in below]
+                continue
+            stack.pop()  # all below it are done
+            if node in below:
+                continue
+            kinds = [below[n] for n in children[node]]
+            mine = list({id(p): p for weights in kinds for p in weights or ()}.values())
+            if not kinds and id(leaf := getattr(node, "variable", None)) in wanted:
+                mine = [leaf]
+            below[node] = None if None in kinds else mine
+            if None in kinds and mine:
+                hanging[node] = mine
         return hanging
 
 
