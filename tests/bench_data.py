@@ -131,8 +131,7 @@ def memory(options):
     with World(2, device="cpu") as world:
         for name in MODELS:
             (ours, peak), (theirs, their_peak) = (
-                world.run(bytes_held, name, kind)[0]
-                for kind in (None, VIEWS)
+                world.run(bytes_held, name, kind)[0] for kind in (None, VIEWS)
             )
             for what, a, b in (("gradients", ours, theirs), ("at the peak", peak, their_peak)):
                 title = f"{what} of a {name}, ours / PyTorch's with views"

@@ -7,18 +7,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.ranks import roofline
 from lib.ranks.desk import desk
-from lib.ranks.lanes import Lanes, Stretched
+from lib.ranks.lanes import FORGIVEN, Lanes, Stretched
 from lib.ranks.storages import foreign, imagined
 
 _DEBT = 200_000  # ns of owed time below which a rank does not go to sleep: sleep errs by 60 µs
-_FORGIVEN = 50_000_000  # ns of lateness that are caught up; beyond it the clock is set anew
 _NOTED = 1_000_000  # ns of lateness that a row's note tells; less is the precision of sleep
 
 
 class Motion(TorchDispatchMode):
     """The stretched time of one rank during one call: its compute clock, its lanes, its lateness.
 
-    All times are ns of time.monotonic_ns(), so real and stretched events lie on one axis.
+    All times are ns of time.monotonic_ns(), so real and stretched events lie on one axis. Rows are
+    written on the compute clock: being late by less than what is caught up does not move them.
     """
 
     def __init__(self, speeds):
@@ -26,6 +26,7 @@ class Motion(TorchDispatchMode):
         self.speeds, self.scale = speeds, 1e9 * speeds.factor
         self.seen = time.monotonic_ns()
         self.clock = self.mark = self.seen if desk.began is None else desk.began
+        self.settled = self.clock  # where the clock was when this rank last slept
         self.slipped = self.lost = self.late = 0  # worst of the call, never caught up, of the row
         self.thread = threading.get_ident()
         self.lanes = Lanes(desk.board, desk.rank)
@@ -59,7 +60,7 @@ class Motion(TorchDispatchMode):
         for index, amount in enumerate((needs, flop, nbytes)):
             sums[index] += amount
         self._check()
-        if self.clock - self.seen > _DEBT:
+        if self.clock - self.settled > _DEBT:  # the same rows, late or not
             desk.running()  # a sign of life for the kernel
             self.settle()
 
@@ -72,6 +73,7 @@ class Motion(TorchDispatchMode):
         if owed > 0:
             time.sleep(owed / 1e9)  # a signal ends it
         self._check()
+        self.settled = self.clock
         self._write_row()
 
     def _check(self) -> None:
@@ -81,7 +83,7 @@ class Motion(TorchDispatchMode):
         if late > 0:
             self.late = max(self.late, late)
             self.slipped = max(self.slipped, self.lost + late)
-            if late > _FORGIVEN:
+            if late > FORGIVEN:
                 self.lost += late
                 self.clock = self.seen
 
@@ -96,12 +98,11 @@ class Motion(TorchDispatchMode):
         for item in sorted((i for i in self.in_c if i.finished), key=lambda i: i.end):
             self.in_c.remove(item)
             if item.finished > self.seen and item.end > self.clock:
+                self._write_row()
                 if desk.events is not None and item.event is not None:
-                    start = max(self.seen, self.mark)
-                    wait = {"lane": "wait", "start": start, "end": item.finished}
+                    wait = {"lane": "wait", "start": self.clock, "end": item.end}
                     desk.events.append({**item.event, **wait})
-                self._write_row(self.seen)
-                self.clock, self.mark = item.end, item.finished
+                self.clock = self.mark = item.end
                 self.row = None
 
     # What observe.py calls.
@@ -126,13 +127,14 @@ class Motion(TorchDispatchMode):
         if threading.get_ident() != self.thread:
             return time.monotonic_ns()
         self.settle()
-        return max(self.clock, self.mark)
+        return self.clock
 
-    def waited(self) -> None:
-        """Hear that this rank has waited for a real work: what follows is a new row."""
+    def boundary(self) -> int:
+        """Hear that a wait or a span begins or ends here: no row reaches across; give the time."""
+        now = self.moment()
         if threading.get_ident() == self.thread:
-            self.seen = self.mark = time.monotonic_ns()
-            self.row = None
+            self.row, self.mark = None, now
+        return now
 
     def joined(self, item: Stretched) -> None:
         """Move the compute clock to the end of an operation that was waited for."""
@@ -145,19 +147,13 @@ class Motion(TorchDispatchMode):
         """Remember an operation whose future somebody took: C++ may wait for it."""
         self.in_c.append(item)
 
-    def boundary(self) -> int:
-        """Hear that a span begins or ends here, so that no row reaches across; give the time."""
-        self.settle()
-        self.row, self.mark = None, self.seen
-        return self.mark
-
     def close(self) -> None:
         """End the lanes; what was launched and not waited for goes on unstretched."""
         self.lanes.close()
 
     # The rows of a recording.
 
-    def _write_row(self, until: int = 0) -> None:
+    def _write_row(self) -> None:
         """Write what was computed since the last row as one row, named by its longest operation."""
         if not self.batch:
             return
@@ -165,16 +161,15 @@ class Motion(TorchDispatchMode):
         if desk.events is None:
             return
         name = max(batch, key=lambda op: batch[op][0])
-        end = until or self.seen
         late = self.late / self.speeds.factor if self.late > _NOTED else 0
         self.late = 0
         flop, nbytes = (sum(sums[i] for sums in batch.values()) for i in (1, 2))
         if self.row is not None and self.row["op"] == name:
-            self.row["end"], self.row["late"] = end, max(late, self.row["late"])
+            self.row["end"], self.row["late"] = self.clock, max(late, self.row["late"])
             self.row["flop"] += flop
             self.row["bytes"] += nbytes
         else:
-            self.row = {"lane": "compute", "op": name, "start": self.mark, "end": end}
+            self.row = {"lane": "compute", "op": name, "start": self.mark, "end": self.clock}
             self.row |= {"flop": flop, "bytes": nbytes, "late": late}
             desk.events.append(self.row)
-        self.mark = end
+        self.mark = self.clock

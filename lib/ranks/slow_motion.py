@@ -5,8 +5,9 @@ A rank has a compute clock. Each operation moves it on by its roofline time × f
 and the rank sleeps until the wall clock is there. Collectives and messages run in lanes beside it
 (lanes.py) and take α–β time × factor; who waits for one moves his clock to its end. The clock never
 asks how long the real work took: a rank that was late once catches up, so no error adds up. A rank
-that is more than 50 ms late (an import, a wait for data, real work slower than the stretched time)
-goes on from there. How late it was at worst, with all that was not caught up, is written down as
+that is more than 0.2 s late (an import, a wait for data, real work slower than the stretched time)
+goes on from there. Rows are written on this clock: an operation lies where it belongs, though it
+was done a little late. How late at worst, with all that was not caught up, is written down as
 "slipped". Eight ranks sleep on two cores as well as on eight.
 """
 

@@ -24,7 +24,7 @@ class ObservedWork(dist.Work):
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
         desk.waiting(self.tag, self.number)
-        began = desk.slow.moment() if desk.slow else desk.now()
+        began = desk.slow.boundary() if desk.slow else desk.now()
         try:
             if self.sliced and not timeout:
                 done = self._wait_in_slices()
@@ -36,11 +36,11 @@ class ObservedWork(dist.Work):
         finally:
             desk.running()
         if self.event is not None and desk.events is not None:
-            now = desk.now()
+            now = desk.slow.boundary() if desk.slow else desk.now()
             self.event["end"] = self.event["end"] or now
             desk.events.append({**self.event, "lane": "wait", "start": began, "end": now})
-        if desk.slow:
-            desk.slow.waited()
+        elif desk.slow:
+            desk.slow.boundary()
         while self.then:
             self.then.pop(0)(self.inner)
         return done
