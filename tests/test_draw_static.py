@@ -319,6 +319,7 @@ def test_an_operation_has_one_colour_under_all_its_names():
         (lambda: collective("all_around"), ValueError, "No collective is called 'all_around'"),
         (lambda: collective("all_reduce", ranks=1), ValueError, "on 2 to 8 ranks"),
         (lambda: curve(), ValueError, "There is nothing to draw"),
+        (lambda: curve(None, {"a": ([1], [1])}, dial=("d", {"b": ""})), ValueError, "is no line"),
         (lambda: curve({"a": ([1, 2], [1])}), ValueError, "'a' has 2 sizes and 1 times"),
         (lambda: curve({"a": ([0, 2], [1, 1])}), ValueError, "both axes are logarithms"),
         (lambda: curve({}, {"a": fit([1, 2], [1, 2])}), ValueError, "none are called 'a'"),

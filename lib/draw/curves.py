@@ -9,11 +9,12 @@ from lib.draw.scales import decades, legend
 _LEFT, _RIGHT, _TOP, _TALL = 74, 16, 30, 260  # px
 
 
-def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) -> Picture:
+def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s"), dial=None) -> Picture:
     """Draw measured points and predicted lines, log-log: {name: (xs, ys)} each.
 
     A prediction may also be a Fit (lib.predict.traffic): its line is drawn along the points of the
-    same name, in a band as wide as its worst error. `x` and `y` are (name, unit).
+    same name, in a band as wide as its worst error. `x` and `y` are (name, unit). `dial=(name,
+    {line: what to say})` is a slider that picks one line after the other out of them all.
     """
     measured, predicted = measured or {}, predicted or {}
     points = {name: _pairs(name, xs, ys) for name, (xs, ys) in measured.items()}
@@ -21,6 +22,8 @@ def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) ->
     everything = [pair for pairs in [*points.values(), *lines.values()] for pair in pairs]
     if not everything:
         raise ValueError("There is nothing to draw: give {name: (sizes, times)}.")
+    if dial and not set(dial[1]) <= {*points, *lines}:
+        raise ValueError(f"The dial {dial[0]!r} has a place for what is no line: {list(dial[1])}.")
     # 1. scales: whole decades around all that is drawn
     across, up = (decades(min(v), max(v)) for v in zip(*everything))
     width, bottom = style.WIDTH - _LEFT - _RIGHT, _TOP + _TALL
@@ -58,7 +61,7 @@ def curve(measured=None, predicted=None, *, x=("size", "B"), y=("time", "s")) ->
                align="right")  # fmt: skip
     more, height = legend(keys, _LEFT, bottom + 3 * style.LINE - 4)
     live = {
-        "x": x, "y": y, "points": points, "lines": lines, "told": told,
+        "x": x, "y": y, "points": points, "lines": lines, "told": told, "dial": dial,
         "fits": {n: [f.alpha, f.beta, f.worst] for n, f in predicted.items() if n in told},
     }  # fmt: skip
     story = _story(points, lines, predicted, x, y)

@@ -63,6 +63,19 @@ def test_the_reading_line_stands_at_its_size(bench_page):
     assert (round(point["x"] + 3, 2), round(point["y"] + 3, 2)) in middles and len(middles) == 2
 
 
+def test_a_dial_picks_one_line_out_and_says_what_it_is(bench_page):
+    lines = {"a": ([1, 10], [1, 10]), "b": ([1, 10], [10, 1])}
+    said = {"a": "it grows", "b": "it falls"}
+    seen = bench_page(curve(None, lines, dial=("Slope", said)), 640)
+    both = [m["edge"] for m in seen.marks if "predicted" in str(m.get("about", ""))]
+    assert both == [list(style.piece(0)), list(style.piece(1))] and seen.status == ""
+    for place, name in enumerate(said, 1):
+        seen.slide("Slope", place)
+        pale, bright = (m for m in seen.marks if "predicted" in str(m.get("about", "")))
+        assert [bright["edge"], pale["edge"]] == [list(style.piece(place - 1)), list(style.GRID)]
+        assert bright["about"].startswith(name) and seen.status == f"{name}: {said[name]}"
+
+
 def test_lines_are_read_at_their_corners(bench_page):
     seen = bench_page(models(), 640)
     seen.slide("Read at ranks", 3)

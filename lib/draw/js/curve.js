@@ -13,13 +13,16 @@ export function picture(data) {
     const far = stops.map((stop) => Math.abs(place([stop, 1])[0] - x));
     return { at: far.indexOf(Math.min(...far)) + 1 };
   };
+  const [dial, said] = data.dial || ["", {}], places = Object.keys(said);
+  const turn = { kind: "slider", name: "turn", label: dial, min: 0, max: places.length, show: (n) => places[n - 1] || "all" };
   return {
     title: `${data.y[0]} against ${data.x[0]}`,
     summary: data.summary,
-    state: { at: 0 },
+    state: { at: 0, turn: 0 },
     moving: ["at"],
-    controls: [{ kind: "slider", name: "at", label: `Read at ${data.x[0]}`, min: 0, max: stops.length, show }],
-    layout: (state, width) => layoutOf(data, names, width),
+    controls: [...(dial ? [turn] : []),
+      { kind: "slider", name: "at", label: `Read at ${data.x[0]}`, min: 0, max: stops.length, show }], // prettier-ignore
+    layout: (state, width) => layoutOf(data, names, width, places[state.turn - 1]),
     overlay({ at }, width, { place, low, high }) {
       if (!at) return [];
       const x = stops[at - 1], [px] = place([x, 1]);
@@ -34,8 +37,9 @@ export function picture(data) {
       });
       return marks;
     },
-    says({ at }) {
-      if (!at) return "";
+    says({ at, turn }) {
+      const chosen = places[turn - 1];
+      if (!at) return chosen ? `${chosen}: ${said[chosen]}` : "";
       const x = stops[at - 1];
       const values = names.map((name) => valuesAt(data, name, x)).filter(Boolean);
       return [`at ${amount(x, data.x[1])}${data.x[1] ? "" : ` ${data.x[0]}`}`, ...values].join("\n");
@@ -88,7 +92,7 @@ function powers(low, high) {
   return Array.from({ length: Math.max(last, first + 1) - first + 1 }, (_, i) => 10 ** (first + i));
 }
 
-function layoutOf(data, names, width) {
+function layoutOf(data, names, width, chosen) {
   const everything = [...Object.values(data.points), ...Object.values(data.lines)].flat();
   const [across, up] = [0, 1].map((i) => {
     const values = everything.map((pair) => pair[i]);
@@ -102,7 +106,10 @@ function layoutOf(data, names, width) {
   ];
   const marks = [{ kind: "text", x: 8, y: 12, fill: style.ink, text: data.y[0] }];
   marks.push(...gridOf(data, across, up, place, width));
-  names.forEach((name, i) => marks.push(...series(data, name, piece(i), place)));
+  const shade = (name, i) => (chosen && name !== chosen ? style.grid : piece(i));
+  const last = (name) => Number(name === chosen); // lies above the pale ones
+  [...names.entries()].sort(([, a], [, b]) => last(a) - last(b))
+    .forEach(([i, name]) => marks.push(...series(data, name, shade(name, i), place))); // prettier-ignore
   const end = bottom + 2 * style.line;
   marks.push({ kind: "text", x: right, y: end, fill: style.ink, text: data.x[0], align: "right" });
   const keys = names.map((name, i) => [data.told[name] || name, piece(i), false]);
