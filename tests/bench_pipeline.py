@@ -89,7 +89,7 @@ def against_pytorch(repeats: int = 15, launches: int = 3):
 def slow_motion(repeats: int = 3):
     """Rows (what, recorded, paper): the makespan of a step on four and eight ranks, its bubble."""
     shape = GPTShape(layers=14, width=32, heads=2, sequence=32)  # 16 blocks
-    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=60_000)
+    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=150_000)
     for ranks in (4, 8):
         for row, (_, name, each) in ROWS.items():
             schedule = getattr(schedules, name)(ranks * each, 2 * ranks)

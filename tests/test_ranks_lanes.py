@@ -1,6 +1,7 @@
 """Lanes of slow motion: who starts when, what runs beside what, and the same results."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -111,6 +112,26 @@ def test_send_and_receive_have_a_lane_for_each_direction(slow):
     ledger = best(slow, ring)
     paper = SPEEDS.compute(0, 100_000) + SPEEDS.moving("send", 2, 100_000)
     assert close(ledger.makespan, paper) and ledger.results == [3, 0, 1, 2]
+
+
+def sent():
+    """Ask a message, a while after it was sent and then once more after the wait, if it is over."""
+    x = torch.ones(4)
+    if dist.get_rank() % 2:
+        return dist.recv(x, dist.get_rank() - 1) is None
+    work = dist.isend(x, dist.get_rank() + 1)
+    time.sleep(0.3)
+    early = work.is_completed()
+    work.wait()
+    return early, work.is_completed()
+
+
+def test_a_message_is_not_over_before_gloo_says_so(slow):
+    """The sender may free its tensor once it is over: the real bytes must have left by then."""
+    stretched = slow.run(sent)
+    slow.slow_motion = None
+    assert [s[0] for s in stretched[::2]] == [s[0] for s in slow.run(sent)[::2]] == [False] * 2
+    assert [s[1] for s in stretched[::2]] == [True] * 2
 
 
 def everything():

@@ -60,8 +60,11 @@ class Stretched:
         return self.future
 
     def is_completed(self) -> bool:
-        """True once the stretched end is reached."""
-        return self.let_go.is_set()
+        """True once the stretched end is reached; of a message, as of gloo's, not before a wait.
+
+        A sender who believed it sooner would free what is still being sent.
+        """
+        return self.let_go.is_set() and (self.heard or self.real_future is not None)
 
     def __getattr__(self, name):
         return getattr(self.real, name)
