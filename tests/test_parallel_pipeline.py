@@ -75,7 +75,7 @@ def whole_step(tied=False, batch=BATCH, lr=0.1):
 
 
 def far(found, wanted):
-    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
+    return ((found - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
 
 
 def assert_whole(answers, wanted):
@@ -180,6 +180,27 @@ def test_data_parallel_beside_it(worlds):
         halves = [answers[0][0], answers[2][0]]
         assert far(sum(halves) / 2, whole[0]) < 1e-12
         assert_whole([(whole[0], *answer[1:]) for answer in answers], whole)
+
+
+def test_what_two_stages_of_a_rank_share_is_averaged_once(worlds):
+    """ZB-V brings the tied embedding and head together on rank 0: one parameter, sent once."""
+
+    def step():
+        from lib.ranks.mesh import mesh
+
+        grid = mesh(dp=2, pp=2)
+        model = gpt(tied=True)
+        pipeline = Pipeline(
+            model, schedules.zb_v(4, 4), group=grid["pp"].group, replicas=grid["dp"].group
+        )
+        pipeline.step(*BATCH)
+        return sum(p.nbytes for p in pipeline.parameters())
+
+    ledger = worlds(4).record(step)
+    for rank, weights in enumerate(ledger.results):
+        assert (
+            sum(r.bytes for r in ledger.where(rank=rank, lane="comm", op="all_reduce")) == weights
+        )
 
 
 # --- the ledger equals the schedule
