@@ -9,6 +9,7 @@ from lib.parallel.data import DistributedDataParallel
 from lib.parallel.local import LocalSGD
 from lib.predict.flops import flops
 from lib.predict.hardware import gpu, link
+from lib.predict.server import play
 from lib.predict.shape import GPTShape, ModelShape
 from lib.predict.traffic import time_of
 from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss, share
@@ -58,6 +59,13 @@ def loss_of(model, worker: int, number: int):
     """Give the loss of a worker's batch of that number."""
     x, y = samples(number, seed=worker)
     return mean_squares(model(x), y)
+
+
+def ending(dial, losses) -> str:
+    """Say when a run under this dial ends, how stale its gradients are, and its test losses."""
+    run = play(dial)
+    stale = sum(update.staleness for update in run.updates) / len(run.updates)
+    return f"ends {run.times[-1]:g}, stale {stale:.1f}: {' '.join(f'{x:.2f}' for x in losses)}"
 
 
 def tested(model) -> float:

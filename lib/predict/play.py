@@ -60,7 +60,10 @@ class Costs:
 
 
 def play(schedule, costs: Costs | None = None) -> "Run":
-    """Play a Schedule, or rows or CSV text of one; raises ScheduleError where it is impossible."""
+    """Play a Schedule, or rows or CSV text of one; raises ScheduleError where it is impossible.
+
+    A message takes `costs.send` and waits for no other: links are as wide as they need to be.
+    """
     if isinstance(schedule, str):
         schedule = Schedule.read(schedule)
     elif not isinstance(schedule, Schedule):

@@ -219,8 +219,8 @@ function walk({ marks, clip }, from, key) {
   const rest = marks.filter((m) => m.about && m.kind === "box" && seen(m));
   if (!rest.length || !/^(Arrow|Home|End)/.test(key)) return null;
   const order = (a, b) => a.y - b.y || a.x - b.x;
-  if (!from || key === "Home") return rest.sort(order)[0];
   if (key === "End") return rest.sort(order).at(-1);
+  if (!from || key === "Home") return rest.sort(order)[0];
   const level = key === "ArrowLeft" || key === "ArrowRight", way = /Right|Down/.test(key) ? 1 : -1;
   if (level) {
     const row = rest.filter((m) => m.y === from.y && (m.x - from.x) * way > 0);
