@@ -65,7 +65,8 @@ def ending(dial, losses) -> str:
     """Say when a run under this dial ends, how stale its gradients are, and its test losses."""
     run = play(dial)
     stale = sum(update.staleness for update in run.updates) / len(run.updates)
-    return f"ends {run.times[-1]:g}, stale {stale:.1f}: {' '.join(f'{x:.2f}' for x in losses)}"
+    tests = " and ".join(f"{loss:.2f}" for loss in losses)
+    return f"ends {run.times[-1]:g}, stale {stale:.1f}, test loss {tests}"
 
 
 def tested(model) -> float:
