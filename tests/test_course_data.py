@@ -218,7 +218,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     late = re.findall(r"([\d,]+) bytes", shown(notebook, "def accumulate"))
     assert late[0] == late[1] == "677,888" and late[2] == "338,944"
     dial = [line.split() for line in shown(notebook, "for n, dial in").splitlines()[:4]]
-    small, large = ([float(line[place]) for line in dial] for place in (-2, -1))
+    small, large = ([float(line[place]) for line in dial] for place in (-3, -1))
     assert max(small) - min(small) < 0.05 and large[0] < large[1] < large[2]
     assert float(dial[0][3].strip(",")) > 2 * float(dial[2][3].strip(","))
     best = re.findall(r"fastest with ([\d,]+) ranks", shown(notebook, "ranks = [2**n"))
