@@ -55,7 +55,8 @@ def test_a_rank_that_never_begins_is_told_and_the_world_lives_on(worlds, slow, m
 
 def test_some_ranks_of_a_world_begin_without_the_others(worlds, monkeypatch):
     monkeypatch.setattr(worlds(4), "slow_motion", SlowMotion("H100", factor=1))
-    worlds(4).cell("begun = 1", "<cell>", {"read": {}, "made": {"begun"}}, ranks=[1, 3])
+    worlds(4).cell("print('here')", "<cell>", {"read": {}, "made": set()}, ranks=[1, 3])
+    assert worlds(4).printed == ["", "here\n", "", "here\n"]
 
 
 def test_in_slow_motion_what_the_host_does_takes_no_time(worlds, monkeypatch):

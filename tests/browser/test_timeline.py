@@ -222,8 +222,10 @@ def test_the_critical_path_is_drawn_where_python_finds_it(bench_page):
 
 def test_arrow_keys_go_from_bar_to_bar(bench_page):
     seen = bench_page(timeline(late()))
+    last = seen.press("End")  # with nothing chosen yet
     assert seen.press("Home").startswith("rank 0: forward")
     assert seen.press("ArrowDown").startswith("rank 0: all_reduce")
+    assert seen.press("End") == last
 
 
 def test_words_have_room_at_any_width(bench_page):
