@@ -2,37 +2,40 @@
 #   PYTHON=/path/to/python3   which Python makes .venv (the first time; remove .venv to change it)
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help lab test run refresh book readme bench doctor tidy ready
+.PHONY: help lab test test-gpu run refresh book readme bench doctor tidy ready
 
 help: ## say what each command does
-	@awk -F ':[^#]*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
-lab: ready ## open chapter 0 in JupyterLab; ARGS="--port 9000" go to JupyterLab
-	@$(PY) -m lib.course.lab $(ARGS)
+lab: ready ## open your copy of chapter 0 in JupyterLab; AGAIN=00 begins a chapter anew, ARGS="--port 9000"
+	@$(PY) -m lib.course.tools.lab $(if $(AGAIN),--again $(AGAIN)) $(ARGS)
 
-test: ready ## everything: lint, house rules, tests on ranks, every chapter, the book
-	@$(PY) -m lib.course.steps
+test: ready ## everything: lint, house rules, tests, chapters, the book; ONLY=pipeline for one family
+	@$(PY) -m lib.course.tools.steps $(if $(ONLY),--only $(ONLY))
+
+test-gpu: ready ## ranks and chapters on the GPUs that are there; without any, on four pretended ones
+	@$(PY) -m lib.course.tools.steps test-gpu
 
 run: ready ## run every chapter without a browser; CHAPTER=00 for one
-	@$(PY) -m lib.course.run $(CHAPTER)
+	@$(PY) -m lib.course.tools.run $(CHAPTER)
 
 refresh: ready ## run chapters and store their outputs; CHAPTER=00 for one, FRESH=1 redraws all
-	@$(PY) -m lib.course.refresh $(if $(FRESH),--fresh) $(CHAPTER)
+	@$(PY) -m lib.course.tools.refresh $(if $(FRESH),--fresh) $(CHAPTER)
 
 book: ready ## build the book into _build/book, warnings are errors
-	@$(PY) -m lib.course.steps book
+	@$(PY) -m lib.course.tools.steps book
 
 readme: ready ## write the table of chapters in README.md from book.yml
-	@$(PY) -m lib.course.book
+	@$(PY) -m lib.course.tools.book
 
-bench: ready ## measure against PyTorch's own, the peers that are installed, and paper
+bench: ready ## measure against PyTorch's own, the peers that are installed, and predictions
 	@$(PY) tests/bench.py $(ARGS)
 
 doctor: ## look at this machine: Python, PyTorch, GPUs, memory, ports; what to do about each
-	@python=$$(sh lib/course/setup.sh --which "$(PYTHON)") && "$$python" lib/course/doctor.py
+	@python=$$(sh lib/course/tools/setup.sh --which "$(PYTHON)") && "$$python" lib/course/tools/doctor.py
 
 tidy: ready ## let ruff format and mend lib, tests and chapters
-	@$(PY) -m lib.course.steps tidy
+	@$(PY) -m lib.course.tools.steps tidy
 
 ready:
-	@sh lib/course/setup.sh "$(PYTHON)"
+	@sh lib/course/tools/setup.sh "$(PYTHON)"

@@ -22,10 +22,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from lib import RankError, World
-from lib.predict.overlap import data_parallel_step
-from lib.ranks import launch
+from lib.predict.data.ddp_step import data_parallel_step
+from lib.ranks.kernel import launch
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # a row of this table runs what a test runs
 
 
 @dataclass
@@ -128,10 +129,10 @@ class Bench:
         yield Figure(name, a, b, a / b, "at most 1.05 times", a / b <= 1.05)
 
     def slow(self):
-        """Overlapped DDP in slow motion against its prediction on paper."""
-        import test_ranks_slow_motion as slow
+        """Overlapped DDP in slow motion against its prediction."""
+        from tests.ranks import test_slow_motion as slow
 
-        paper = data_parallel_step(slow.WIDTHS, [slow.BATCH] * 8, slow.SPEEDS).makespan
+        predicted = data_parallel_step(slow.WIDTHS, [slow.BATCH] * 8, slow.SPEEDS).makespan
         with World(8) as world:
             world.run(slow.build, "torch", [slow.BATCH] * 8)
             with slow.slowly(world, slow.SPEEDS):
@@ -139,38 +140,72 @@ class Bench:
                     world.run(slow.step, "torch")
                 steps = [world.record(slow.step, "torch") for _ in range(max(20, self.repeats))]
         taken = statistics.median(ledger.makespan for ledger in steps)
-        ratio = taken / paper
+        ratio = taken / predicted
         name = "slow motion, 8 ranks: overlapped DDP, recorded / predicted"
-        yield Figure(name, taken, paper, ratio, "within 5 %", abs(ratio - 1) <= 0.05)
+        yield Figure(name, taken, predicted, ratio, "within 5 %", abs(ratio - 1) <= 0.05)
 
-    def data(self):
-        """Our DDP against PyTorch's: step, memory, overlap; what compressors send."""
-        import bench_data
-
+    def _each(self, measures):
+        """Yield the figures of a family's own bench; what it gives in ms becomes seconds."""
         options = argparse.Namespace(repeats=max(20, self.repeats), launches=3)
-        for measure in (bench_data.steps, bench_data.memory, bench_data.overlap,
-                        bench_data.compression):  # fmt: skip
+        for measure in measures:
             for found in measure(options):
                 given = asdict(found)
                 if found.unit == "ms":
                     given |= {"ours": found.ours / 1e3, "theirs": found.theirs / 1e3}
                 yield Figure(**given)
 
+    def data(self):
+        """Our DDP against PyTorch's: step, memory, overlap; what compressors send."""
+        import bench_data
+
+        measures = bench_data.steps, bench_data.memory, bench_data.overlap, bench_data.compression
+        yield from self._each(measures)
+
+    def sharded(self):
+        """Our FSDP and ZeRO-1 against PyTorch's: step, memory; what prefetch hides."""
+        import bench_sharded
+
+        measures = (
+            bench_sharded.steps,
+            bench_sharded.memory,
+            bench_sharded.overlap,
+            bench_sharded.wall,
+        )
+        yield from self._each(measures)
+
+    def tensor(self):
+        """Our tensor parallelism against DTensor's: step, memory, the loss; and the clock."""
+        import bench_tensor
+
+        measures = bench_tensor.steps, bench_tensor.memory, bench_tensor.loss, bench_tensor.clock
+        yield from self._each(measures)
+
     def pipelines(self):
-        """Our pipelines against PyTorch's, in slow motion against paper, and their memory."""
+        """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
         import bench_pipeline as pipe
 
         for name, ratio in pipe.against_pytorch(max(15, self.repeats)):
             yield Figure(name, ratio, 1, ratio, "at most 1.0 times", ratio <= 1.0, "")
-        for name, found, paper in pipe.slow_motion():
-            good = abs(found / paper - 1) <= 0.05
-            yield Figure(name, found, paper, found / paper, "within 5 %", good, "")
-        found, paper = pipe.peaks()
+        for name, found, predicted in pipe.slow_motion():
+            good = abs(found / predicted - 1) <= 0.05
+            yield Figure(name, found, predicted, found / predicted, "within 5 %", good, "")
+        found, predicted = pipe.peaks()
         name = "peak activations of the first stage, GPipe / 1F1B, m = 8, 4 stages"
-        yield Figure(name, found, paper, found / paper, "as predicted", found == paper, "times")
+        yield Figure(
+            name, found, predicted, found / predicted, "as predicted", found == predicted, "times"
+        )
 
-    def paper(self):
-        """Schedules on paper: fast enough for a slider, large enough for a real machine."""
+    def calibrated(self):
+        """What two ranks do, predicted from this machine's own calibration, against the clock."""
+        import bench_calibrate
+
+        for name, measured, predicted in bench_calibrate.against_the_clock(max(20, self.repeats)):
+            ratio = predicted / measured
+            title = f"{name}, 2 ranks: predicted / measured"
+            yield Figure(title, predicted, measured, ratio, "within 15 %", abs(ratio - 1) <= 0.15)
+
+    def predictions(self):
+        """Predicted schedules: fast enough for a slider, large enough for a real machine."""
         import bench_predict
 
         for name, ms in bench_predict.slider().items():
@@ -195,7 +230,11 @@ class Bench:
 
     def tests(self):
         """Multi-rank tests on warm worlds."""
-        files = ["test_ranks_collectives.py", "test_ranks_algorithms.py", "test_ranks_mesh.py"]
+        files = [
+            "tests/ranks/test_collectives.py",
+            "tests/ranks/test_algorithms.py",
+            "tests/ranks/test_mesh.py",
+        ]
         began = time.perf_counter()
         command = [sys.executable, "-m", "pytest", "-q", *(f"{ROOT}/tests/{f}" for f in files)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
@@ -264,7 +303,7 @@ def in_a_new_process(script, *arguments):
 FIRST = """
     import sys, time, torch
     from lib import World
-    from lib.ranks import launch
+    from lib.ranks.kernel import launch
     if float(sys.argv[1]):
         launch.warm()
         time.sleep(float(sys.argv[1]))

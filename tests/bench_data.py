@@ -7,17 +7,19 @@ Each figure is the median of `launches` new worlds; a world's figure is the rati
 
 import argparse
 import ctypes
+import functools
 import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as Theirs
 
 from lib import World
-from lib.parallel.data import DistributedDataParallel
+from lib.parallel.data.ddp import DistributedDataParallel
 from lib.predict.shape import GPTShape, MLPShape
 from lib.ranks.memory import Memory
 from lib.single import GPT, MLP, mean_squares, next_token_loss
@@ -68,15 +70,20 @@ def step(wrapped, optimizer, batch, loss):
     optimizer.step()
 
 
-def in_turns(name, repeats):
+def rival(name, kind):
+    """Make "ours" or "theirs", which keeps gradients as views of its buckets, as ours does."""
+    return build(name, None if kind == "ours" else VIEWS)
+
+
+def in_turns(make, repeats):
     """Time steps of ours and of theirs in turns on this rank: medians of (clock, CPU) seconds.
 
-    Theirs keeps gradients as views of its buckets, as ours does: it spares a copy. CPU time is
-    that of all threads of the rank; it tells how much work a step is where the machine is shared.
-    Each is there twice, as where its memory happens to lie makes up to 3 % of a step.
+    `make("ours")` and `make("theirs")` give the arguments of `step`. CPU time is that of all
+    threads of the rank; it tells how much work a step is where the machine is shared. Each is there
+    twice, as where its memory happens to lie makes up to 3 % of a step.
     """
     keep_what_is_freed()
-    rivals = [build(name, kind) for kind in (None, VIEWS, VIEWS, None)]
+    rivals = [make(kind) for kind in ("ours", "theirs", "theirs", "ours")]
     taken = {"ours": [], "theirs": []}
     for turn in range(repeats + 3):
         for place in range(4):
@@ -103,15 +110,21 @@ def steps(options):
     """Our step against PyTorch's, on 2 and 4 ranks: by the clock, and in CPU time."""
     for ranks in (2, 4):
         for name in MODELS:
-            found = []
-            for _ in range(options.launches):
-                with World(ranks, device="cpu") as world:
-                    ours, theirs = world.run(in_turns, name, options.repeats)[0]
-                found.append([(a / b, 1e3 * a, 1e3 * b) for a, b in zip(ours, theirs)])
-            for what, launches in zip(("step", "CPU time of a step"), zip(*found)):
-                ratio, ours, theirs = statistics.median_low(launches)
-                title = f"{what} of a {name}, {ranks} ranks, ours / PyTorch's DDP"
-                yield Figure(title, ours, theirs, ratio, "at most 1.02 times", ratio <= 1.02)
+            make = functools.partial(rival, name)
+            yield from compared(name, make, ranks, options, "ours / PyTorch's DDP", 1.02)
+
+
+def compared(name, make, ranks, options, rivals, limit):
+    """Time rivals in new worlds: two figures, each the median of `options.launches` ratios."""
+    found = []
+    for _ in range(options.launches):
+        with World(ranks, device="cpu") as world:
+            ours, theirs = world.run(in_turns, make, options.repeats)[0]
+        found.append([(a / b, 1e3 * a, 1e3 * b) for a, b in zip(ours, theirs)])
+    for what, launches in zip(("step", "CPU time of a step"), zip(*found)):
+        ratio, ours, theirs = statistics.median_low(launches)
+        title = f"{what} of a {name}, {ranks} ranks, {rivals}"
+        yield Figure(title, ours, theirs, ratio, f"at most {limit} times", ratio <= limit)
 
 
 def bytes_held(name, theirs):
@@ -139,8 +152,9 @@ def memory(options):
 
 
 def overlap(options):
-    """Slow motion on eight ranks: makespan against paper, and the share of waiting hidden."""
-    import test_parallel_data_overlap as slow
+    """Slow motion on eight ranks: the makespan as predicted, and the share of waiting hidden."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.parallel.data import test_ddp_overlap as slow
 
     exposed, found = {}, {}
     with World(8, device="cpu") as world:
@@ -149,18 +163,18 @@ def overlap(options):
             found[bucket_bytes] = statistics.median(run.makespan for run in runs)
             exposed[bucket_bytes] = statistics.median(slow.exposed(run) for run in runs)
     ranks = [slow.BATCH] * 8
-    paper = {
+    predicted = {
         size: slow.data_parallel_step(
             slow.WIDTHS, ranks, slow.SPEEDS, buckets=slow.layers_per_bucket(slow.WIDTHS, size)
         )
         for size in found
     }
     for size, what in ((1, "a bucket for each layer"), (10**9, "one bucket")):
-        a, b = found[size], paper[size].makespan
+        a, b = found[size], predicted[size].makespan
         title = f"slow motion, 8 ranks, {what}: step, recorded / predicted"
         yield Figure(title, 1e3 * a, 1e3 * b, a / b, "within 5 %", abs(a / b - 1) <= 0.05)
     hidden = 1 - exposed[1] / exposed[10**9]
-    wanted = 1 - slow.exposed(paper[1]) / slow.exposed(paper[10**9])
+    wanted = 1 - slow.exposed(predicted[1]) / slow.exposed(predicted[10**9])
     title = "share of communication hidden behind backward, recorded / predicted"
     good = abs(hidden / wanted - 1) <= 0.05 and hidden >= 0.8
     must = "within 5 %, at least 80 % hidden"
@@ -169,8 +183,8 @@ def overlap(options):
 
 def compression(options):
     """What one step sends, plain and compressed, against the formula; in bytes as recorded."""
-    from lib.parallel.compress import PowerSGD, TopK
-    from lib.predict import exchange
+    from lib.parallel.data.compressors import PowerSGD, TopK
+    from lib.predict.data import compression
 
     shape = MODELS["GPT of 4 layers"]
     shapes = [parameter.shape for parameter in shape.parameters]
@@ -181,31 +195,37 @@ def compression(options):
 
     with World(2, device="cpu") as world:
         for name, hook, calls in (
-            ("PowerSGD of rank 4", PowerSGD(4), exchange.power_sgd(shapes, 2, 4)),
-            ("top-k of 1 %", TopK(0.01), exchange.top_k(shapes, 2, 0.01)),
+            ("PowerSGD of rank 4", PowerSGD(4), compression.power_sgd(shapes, 2, 4)),
+            ("top-k of 1 %", TopK(0.01), compression.top_k(shapes, 2, 0.01)),
         ):
             rows = world.record(one, hook).where(lane="comm", rank=0)
-            found, paper = int(rows.column("bytes").sum()), sum(call.bytes for call in calls)
-            plain = sum(call.bytes for call in exchange.plain(shapes))
+            found, predicted = int(rows.column("bytes").sum()), sum(call.bytes for call in calls)
+            plain = sum(call.bytes for call in compression.plain(shapes))
             title = f"bytes of a step, {name} ({plain / found:.0f} times fewer than plain)"
-            yield Figure(title, found / 1e6, paper / 1e6, found / paper, "the formula",
-                         found == paper, "MB")  # fmt: skip
+            yield Figure(title, found / 1e6, predicted / 1e6, found / predicted, "the formula",
+                         found == predicted, "MB")  # fmt: skip
 
 
-def main():
+def measure_all(measures, title: str, repeats: int):
     """Measure, print a line for each figure, and fail if one does not reach what it must."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=40)
+    names = ",".join(measure.__name__ for measure in measures)
+    parser = argparse.ArgumentParser(description=title.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--launches", type=int, default=3)
-    parser.add_argument("--only", default="steps,memory,overlap,compression")
+    parser.add_argument("--only", default=names)
     options, missed = parser.parse_args(), 0
-    for measure in (steps, memory, overlap, compression):
+    for measure in measures:
         for figure in measure(options) if measure.__name__ in options.only.split(",") else ():
             mark = "reached" if figure.reached else "NOT REACHED"
-            print(f"{figure.name:<72} {figure.ours:>9.3f} {figure.theirs:>9.3f} {figure.unit}"
+            print(f"{figure.name:<88} {figure.ours:>9.3f} {figure.theirs:>9.3f} {figure.unit}"
                   f"  ratio {figure.ratio:>6.3f}  {figure.must}: {mark}", flush=True)  # fmt: skip
             missed += not figure.reached
     sys.exit(missed > 0)
+
+
+def main():
+    """Measure what the options ask for."""
+    measure_all((steps, memory, overlap, compression), __doc__, repeats=40)
 
 
 if __name__ == "__main__":

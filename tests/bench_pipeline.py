@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 
 from lib import World
-from lib.parallel._pipes import cut
-from lib.parallel.pipeline import Pipeline, stage_costs
-from lib.predict import schedule as schedules
-from lib.predict.play import play
+from lib.parallel.pipeline.pipes import cut
+from lib.parallel.pipeline.runtime import Pipeline, stage_costs
+from lib.predict.pipeline import schedules
+from lib.predict.pipeline.play import play
 from lib.predict.shape import GPTShape
 from lib.ranks.memory import Memory
 from lib.ranks.slow_motion import SlowMotion
@@ -87,14 +87,14 @@ def against_pytorch(repeats: int = 15, launches: int = 3):
 
 
 def slow_motion(repeats: int = 3):
-    """Rows (what, recorded, paper): the makespan of a step on four and eight ranks, its bubble."""
+    """Rows (what, recorded, predicted): makespan and bubble of a step on four and eight ranks."""
     shape = GPTShape(layers=14, width=32, heads=2, sequence=32)  # 16 blocks
     speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=150_000)
     for ranks in (4, 8):
         for row, (_, name, each) in ROWS.items():
             schedule = getattr(schedules, name)(ranks * each, 2 * ranks)
             batch = Batches(2 * schedule.microbatches, 32)[0]
-            paper = play(schedule, stage_costs(GPT(shape), schedule, *batch, speeds))
+            predicted = play(schedule, stage_costs(GPT(shape), schedule, *batch, speeds))
 
             def step(schedule=schedule, batch=batch):
                 pipeline = Pipeline(GPT(shape), schedule)
@@ -109,13 +109,13 @@ def slow_motion(repeats: int = 3):
                 1 - sum(r.seconds for r in run) / span / ranks for run, span in zip(runs, spans)
             ]
             what = f"{row} in slow motion, {ranks} ranks"
-            yield f"{what}: makespan, recorded / predicted", median(spans), paper.makespan
-            busy = 1 - median(idle), 1 - paper.bubble("share")
+            yield f"{what}: makespan, recorded / predicted", median(spans), predicted.makespan
+            busy = 1 - median(idle), 1 - predicted.bubble("share")
             yield f"{what}: busy share, recorded / predicted", *busy
 
 
 def peaks() -> tuple[float, float]:
-    """Bytes of activations at the first stage's peak, GPipe's over 1F1B's: counted and on paper."""
+    """Peak bytes of the first stage's activations, GPipe's over 1F1B's: counted and predicted."""
 
     def counted(schedule):
         model = GPT(SHAPE)
@@ -129,13 +129,13 @@ def peaks() -> tuple[float, float]:
     rules = schedules.gpipe(4, 8), schedules.one_f_one_b(4, 8)
     with World(4, device="cpu") as world:
         found = [world.run(counted, rule)[0] for rule in rules]
-    paper = [play(rule).peak_microbatches[0] for rule in rules]
-    return found[0] / found[1], paper[0] / paper[1]
+    predicted = [play(rule).peak_microbatches[0] for rule in rules]
+    return found[0] / found[1], predicted[0] / predicted[1]
 
 
 if __name__ == "__main__":
     for what, ratio in against_pytorch():
         print(f"{what:<64} {ratio:.3f}", flush=True)
-    for what, found, paper in slow_motion():
-        print(f"{what:<64} {found / paper:.3f}", flush=True)
-    print("peak of GPipe / 1F1B, counted and on paper", *peaks())
+    for what, found, predicted in slow_motion():
+        print(f"{what:<64} {found / predicted:.3f}", flush=True)
+    print("peak of GPipe / 1F1B, counted and predicted", *peaks())

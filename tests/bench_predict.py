@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the course itself, where it is not installed
 
-from lib.predict import schedule as rules
-from lib.predict.actions import Schedule
-from lib.predict.play import Costs, play
+from lib.predict.pipeline import schedules as rules
+from lib.predict.pipeline.actions import Schedule
+from lib.predict.pipeline.play import Costs, play
 
 RULES = ("naive", "gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_h2", "breadth_first",
          "zb_v", "dualpipe_v", "pipedream")  # fmt: skip

@@ -4,9 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -14,7 +14,7 @@ LIB = ROOT / "lib"
 # From the ground up. A file imports from its own folder and from what stands before it here.
 FLOORS = ["ledger", "predict", "ranks", "single", "parallel", "recipe", "draw", "course"]
 NO_TORCH = {"ledger", "predict", "draw"}
-FILE_LINES, FUNCTION_LINES = 250, 60
+LONG_FILE, FILE_LINES, FUNCTION_LINES = 250, 400, 60
 NOTEBOOK_BYTES = 600_000
 
 FILES = sorted(path for path in LIB.rglob("*.py") if "__pycache__" not in path.parts)
@@ -44,9 +44,8 @@ def module(path):
 
 
 def floor(name):
-    """The floor of "lib.ranks.world" is "ranks"; lib/_*.py are parts of lib/ledger.py."""
-    place = (name.split(".") + [""])[1]
-    return "ledger" if place.startswith("_") else place
+    """The floor of "lib.ranks.world" is "ranks"."""
+    return (name.split(".") + [""])[1]
 
 
 def imports(path):
@@ -91,11 +90,12 @@ def test_imports_point_down_only(path):
 
 @every_file
 def test_methods_never_import_one_another(path):
-    if floor(module(path)) != "parallel" or path.name == "__init__.py":
+    if floor(module(path)) != "parallel":
         return
-    for target in targets(path):  # its own parts begin with an underscore, as in lib/ledger.py
-        sibling = floor(target) == "parallel" and not target.split(".")[-1].startswith("_")
-        assert not sibling, f"{shown(path)} imports its sibling {target}"
+    family = module(path).split(".")[2:3]
+    for target in targets(path):
+        if floor(target) == "parallel":
+            assert target.split(".")[2:3] == family, f"{shown(path)} imports {target}, a sibling"
 
 
 @every_file
@@ -150,11 +150,104 @@ def test_only_folders_re_export(path):
                 assert name in own or name == "*", f"{shown(path)}: {base} only imports {name}"
 
 
+def cycles(arrows):
+    """The groups of modules that import one another, in a circle: each sorted, none of one."""
+    reach = {}
+
+    def reached(name):
+        if name not in reach:
+            reach[name] = seen = set()
+            queue = [name]
+            while queue:
+                for target in arrows.get(queue.pop(), ()):
+                    if target not in seen:
+                        seen.add(target)
+                        queue.append(target)
+        return reach[name]
+
+    circles = {
+        tuple(sorted({name} | {n for n in reached(name) if name in reached(n)}))
+        for name in arrows
+        if name in reached(name)
+    }
+    return sorted(circles)
+
+
+def test_a_cycle_is_found():
+    assert cycles({"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": []}) == [("b", "c")]
+    assert cycles({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def test_no_modules_import_one_another():
+    """Neither when they are loaded nor inside a function."""
+    arrows = {module(path): set(targets(path)) for path in FILES}
+    assert arrows and cycles(arrows) == []
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+@every_file
+def test_what_is_private_stays_in_its_folder(path):
+    folder = module(path) if path.name == "__init__.py" else module(path).rpartition(".")[0]
+    for base, names in imports(path):
+        parts = base.split(".")
+        if parts[0] == "lib" and any(map(is_private, [*parts, *names])):
+            home = base if f"{base}.{names[0]}" in KNOWN else base.rpartition(".")[0]
+            assert home == folder, f"{shown(path)} takes {', '.join(names)} from {base}"
+
+
+KNOWN = {module(file) for file in FILES}
+CROWDS = {
+    "lib/draw/js": "a file for each kind of picture, beside what all of them share",
+    "lib/parallel/sharded": "three methods on the same shards, beside the parts of FSDP",
+}
+CROWD = 14
+
+
+def test_a_folder_is_seen_at_a_glance():
+    folders = {path.parent for path in LIB.rglob("*") if path.suffix in {".py", ".js"}}
+    sizes = {shown(folder): len([*folder.glob("*.py"), *folder.glob("*.js")]) for folder in folders}
+    crowded = {name for name, files in sizes.items() if files > CROWD + 1}  # and __init__.py
+    assert crowded == set(CROWDS), "a folder has at most 14 files, or a reason that stands here"
+
+
+# The rooms of lib/ranks, from the ground up: a file imports from its own and from those before it.
+ROOMS = ["gpus", "shared", "state", "slow", "observed", "transport", "groups", "process", "kernel"]
+ROOMS += ["launched"]
+
+
+@every_file
+def test_rooms_of_ranks_import_from_those_below(path):
+    def room(name):
+        return name.split(".")[2] if name.startswith("lib.ranks.") and name.count(".") == 3 else ""
+
+    if here := room(module(path)):
+        for target in targets(path):
+            there = room(target)
+            assert there or not target.startswith("lib.ranks."), (
+                f"{here} imports {target}, above it"
+            )
+            assert not there or ROOMS.index(there) <= ROOMS.index(here), f"{here} imports {target}"
+
+
 # --- sizes and words
 
 
 @every_file
 def test_a_file_is_one_sitting(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if lines > LONG_FILE:
+        warnings.warn(f"{shown(path)} has {lines} lines: think about its parts", stacklevel=1)
+    assert lines <= FILE_LINES, f"{lines} lines: a file is at most {FILE_LINES}"
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=shown)
+def test_a_file_of_tests_is_one_sitting(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= FILE_LINES, f"{lines} lines: a file is at most {FILE_LINES}"
 
@@ -165,6 +258,38 @@ def test_a_function_is_short(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             assert lines <= FUNCTION_LINES, f"{node.name}, line {node.lineno}: {lines} lines"
+
+
+def raised_text(node):
+    """The words in which the argument of an exception ends; None where they are made elsewhere."""
+    if isinstance(node, ast.BinOp):
+        node = node.right
+    if isinstance(node, ast.JoinedStr):
+        node = node.values[-1]
+    if isinstance(node, ast.FormattedValue):
+        return None if isinstance(node.value, ast.Call) else ""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def unfinished(tree):
+    """The lines of what is raised with a text that ends in no period."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            text = raised_text(node.exc.args[0])
+            if text is not None and not text.endswith("."):
+                yield node.lineno
+
+
+def test_a_message_without_a_period_is_found():
+    texts = ['"a"', '"a."', 'f"a {b}"', 'f"a {b}."', '"a" + f"{b}: c"', 'f"{a}" "b."', "a", "f(a)"]
+    tree = ast.parse("\n".join(f"raise ValueError({text})" for text in texts))
+    assert list(unfinished(tree)) == [1, 3, 5]
+
+
+@every_file
+def test_every_message_that_is_raised_ends_in_a_period(path):
+    lines = list(unfinished(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not lines, f"{shown(path)}: the messages raised in lines {lines} end in no period"
 
 
 def public(body):
@@ -189,7 +314,7 @@ def test_git_ignores_nothing_of_lib():
     files = [name for name in files if "__pycache__" not in name]
     probes = [
         "lib/new.py",
-        "lib/parallel/data.py",
+        "lib/parallel/data/ddp.py",
         "lib/course/site/_static/new.js",
         "data/new.yaml",
     ]
@@ -215,138 +340,3 @@ def test_nothing_is_promised_and_not_there():
             continue
         if path.is_file() and (found := UNFINISHED.search(path.read_text(encoding="utf-8"))):
             pytest.fail(f"{name} says {found.group()!r}")
-
-
-# --- text
-
-
-def prose(text):
-    """Markdown without code, formulas, tables, tags and what is folded away."""
-    text = re.sub(r"<details.*?</details>|```.*?```|<style.*?</style>", " ", text, flags=re.S)
-    text = re.sub(r"!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)", " ", text)  # pictures, addresses of links
-    text = re.sub(r"\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]*`|<[^>]+>", " x ", text, flags=re.S)
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("|"))
-
-
-def read(path):
-    return nbformat.read(path, as_version=4)
-
-
-def texts():
-    """(name, markdown) of every text a reader sees outside the code."""
-    for name in ("README.md", "CONTRIBUTING.md"):
-        yield name, (ROOT / name).read_text(encoding="utf-8")
-    for path in NOTEBOOKS:
-        cells = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
-        yield path.name, "\n\n".join(cells)
-
-
-EMOJI = re.compile("[\U0001f300-\U0001faff\u2600-\u26ff\u2705\u274c\u2728]")
-TALK = re.compile(r"\b(?:simply|just|magic|magical|magically)\b", re.I)
-
-
-@pytest.mark.parametrize(("name", "text"), [pytest.param(*pair, id=pair[0]) for pair in texts()])
-def test_words_are_plain(name, text):
-    plain = prose(text)
-    assert not TALK.findall(plain), f"{name} says {TALK.findall(plain)}"
-    assert not EMOJI.findall(plain), f"{name} shows {EMOJI.findall(plain)}"
-
-
-def test_words_are_spelled():
-    pytest.importorskip("codespell_lib", reason="codespell is not installed")
-    text = "\n".join(prose(text) for _, text in texts())
-    call = [sys.executable, "-m", "codespell_lib", "-"]
-    found = subprocess.run(call, input=text, capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert found.stdout == ""
-    code = [
-        sys.executable,
-        "-m",
-        "codespell_lib",
-        "--skip=*/_static/*,*/__pycache__/*",
-        "lib",
-        "tests",
-    ]
-    assert subprocess.run(code, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout == ""
-
-
-# --- notebooks
-
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def code_cells(path):
-    return [cell for cell in read(path).cells if cell.cell_type == "code"]
-
-
-@every_notebook
-def test_a_chapter_was_run_in_order_from_the_top(path):
-    counts = [cell.execution_count for cell in code_cells(path)]
-    assert counts == list(range(1, len(counts) + 1)), "run it whole: make refresh"
-
-
-@every_notebook
-def test_a_chapter_stores_no_error_that_it_did_not_announce(path):
-    for cell in code_cells(path):
-        errors = [out.evalue for out in cell.outputs if out.output_type == "error"]
-        announced = "raises-exception" in cell.metadata.get("tags", [])
-        assert announced or not errors, f"cell {cell.execution_count}: {errors}"
-        assert errors or not announced, (
-            f"cell {cell.execution_count} announces an error, shows none"
-        )
-
-
-@every_notebook
-def test_a_chapter_is_small(path):
-    size = path.stat().st_size
-    assert size < NOTEBOOK_BYTES, f"{size // 1000} KB"
-
-
-@every_notebook
-def test_a_chapter_tells_nothing_of_where_it_ran(path):
-    book = read(path)
-    assert set(book.metadata) <= {"kernelspec", "widgets"}, "make refresh"
-    assert not any("execution" in cell.metadata for cell in book.cells), "make refresh"
-
-
-@every_notebook
-def test_code_cells_are_short_and_narrow(path):
-    cells = [cell.source.splitlines() for cell in code_cells(path)]
-    sizes = sorted(len(lines) for lines in cells)
-    assert sizes[len(sizes) // 2] <= 6, f"the median cell has {sizes[len(sizes) // 2]} lines: 6"
-    assert sizes[int(len(sizes) * 0.9)] < 18, f"nine in ten stay under 18 lines: {sizes}"
-    assert sizes[-1] <= 30, f"the longest cell has {sizes[-1]} lines: 30"
-    wide = [line for lines in cells for line in lines if len(line) > 88]
-    assert not wide, f"wider than 88 columns: {wide[0]}"
-
-
-@every_notebook
-def test_a_sentence_stands_between_two_code_cells_and_no_essay(path):
-    words, earlier = None, False  # words since the last code cell; whether there was one
-    for cell in read(path).cells:
-        if cell.cell_type == "markdown":
-            words = (words or 0) + len(re.findall(r"\w[\w'’-]*", prose(cell.source)))
-            continue
-        first = cell.source.splitlines()[0] if cell.source else "(an empty cell)"
-        assert words, f"no sentence before the cell {first!r}"
-        assert words <= 120 or not earlier, f"{words} words before {first!r}: at most 120"
-        words, earlier = None, True
-
-
-@every_notebook
-def test_a_chapter_is_a_sitting(path):
-    cells = len(read(path).cells)
-    assert 35 <= cells <= 55, f"{cells} cells"
-
-
-@every_notebook
-def test_what_a_chapter_imports_it_uses(path):
-    code = "\n".join(cell.source for cell in code_cells(path))
-    for line in re.findall(r"^(?:from \S+ )?import (.+)$", code, re.M):
-        for name in re.findall(r"(\w+)(?:,|$)", line.strip("()")):
-            assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{name} is imported and never used"
-
-
-@every_notebook
-def test_cells_write_no_files_and_start_no_launcher(path):
-    for cell in code_cells(path):
-        assert not re.search(r"^%%writefile|^!\s*torchrun", cell.source, re.M), cell.source

@@ -1,1 +1,1 @@
-"""Floor 5: what a reader touches besides the pictures: the book's list, the checkers, the road."""
+"""Floor 5: the course itself, with checks of exercises, tools, and a folder for each chapter."""

@@ -1,4 +1,4 @@
-"""`source(...)`: the library's own text, as it stands in `lib/`, never retyped."""
+"""`source(...)` shows the text of a function or class of the library in a cell."""
 
 import inspect
 import textwrap
@@ -8,7 +8,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Source:
-    """The text of a function, class or module, with the file it stands in."""
+    """Holds the text of a function, class or module, and the file that contains it."""
 
     def __init__(self, where: str, text: str):
         self.where, self.text = where, text
@@ -22,16 +22,17 @@ class Source:
 
 
 def source(*things) -> Source:
-    """The text of functions, classes or modules of one file of the library, to be shown in a cell.
+    """Return the text of functions, classes or modules of one file of the library.
 
-    Raises TypeError for what has no text of its own, or stands outside this repository.
+    Raises TypeError for a thing that has no text of its own, or is outside of lib/.
     """
-    found = [_one(thing) for thing in things]
-    if len({where for where, _ in found}) != 1:
+    pairs = [_one(thing) for thing in things]
+    files = [file for file, _ in pairs]
+    if len(set(files)) != 1:
         raise TypeError(
-            "source() shows one or more things of one file: call it once for each file."
+            "source() shows one or more things from one file. Call it once for each file."
         )
-    return Source(found[0][0], "\n\n\n".join(text for _, text in found))
+    return Source(files[0], "\n\n\n".join(text for _, text in pairs))
 
 
 def _one(thing) -> tuple[str, str]:
@@ -40,9 +41,9 @@ def _one(thing) -> tuple[str, str]:
         text = textwrap.dedent(inspect.getsource(thing)).rstrip()
     except (TypeError, OSError):
         raise TypeError(
-            f"{thing!r} has no text to show: name a function, a class or a module."
+            f"{thing!r} has no text to show. Pass a function, a class or a module."
         ) from None
     if not file.is_relative_to(_ROOT / "lib"):
         name = getattr(thing, "__name__", repr(thing))
-        raise TypeError(f"{name} is not in lib/: you have its text where you wrote it.")
+        raise TypeError(f"{name} is not in lib/, and source() shows only the library's own text.")
     return file.relative_to(_ROOT).as_posix(), text

@@ -1,19 +1,24 @@
 """Pictures made from plain rows, and `guess`; no torch."""
 
+from lib.draw.blocks import blocks
 from lib.draw.buckets import buckets
 from lib.draw.collective import collective
 from lib.draw.curves import curve
 from lib.draw.guess import guess
 from lib.draw.memory import memory
 from lib.draw.partition import partition
-from lib.draw.picture import Picture
+from lib.draw.parts.picture import Picture
 from lib.draw.schedule import schedule
+from lib.draw.shards import shards
+from lib.draw.states import states
 from lib.draw.timeline import timeline
 from lib.draw.traffic import traffic
+from lib.draw.units import units
 from lib.draw.versions import versions
 
 __all__ = [
     "Picture",
+    "blocks",
     "buckets",
     "collective",
     "curve",
@@ -21,7 +26,10 @@ __all__ = [
     "memory",
     "partition",
     "schedule",
+    "shards",
+    "states",
     "timeline",
     "traffic",
+    "units",
     "versions",
 ]

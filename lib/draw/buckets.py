@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from lib.draw import style
-from lib.draw._buckets import first_run, layout, many
-from lib.draw.picture import Picture
+from lib.draw.parts import captions, style
+from lib.draw.parts.picture import Picture
 from lib.ledger import Ledger
 from lib.predict import hardware
-from lib.predict.buckets import limits_of
+from lib.predict.data.bucket_overlap import fly
+from lib.predict.data.buckets import limits_of
+from lib.predict.provenance import link_of
 
 _STEPS = 96  # of the bucket size, from one gradient to all
 
@@ -16,7 +17,7 @@ def buckets(
     nbytes: Sequence[int], seconds: Sequence[float] | float, *, names: Sequence[str] = (),
     bucket_bytes: int | None = None, ranks: int = 4, link: str = "NVLink4",
     alpha: float | None = None, bandwidth: float | None = None,
-    ask: Callable[[int | None], Ledger] | None = None,
+    ask: Callable[[int | None], Ledger] | None = None, caption: str = "",
 ) -> Picture:  # fmt: skip
     """Draw one backward and its all-reduces on one clock, for a bucket size that can be turned.
 
@@ -25,21 +26,23 @@ def buckets(
     default PyTorch's, 1 MiB for the first and 25 MiB for the others. The network is a `link` of
     data/hardware.yaml, or alpha (s a round) and bandwidth (bytes/s, one way). Where a kernel runs,
     a button calls `ask(bucket_bytes)` (None: the default) and lays the ledger it returns over the
-    prediction; its backward is what ran inside `span("backward")`.
+    prediction; its backward is what ran inside `span("backward")`. `caption` says where the
+    seconds of backward come from.
     """
-    data = _gradients(nbytes, seconds, names) | _choices(ranks, link, alpha, bandwidth)
+    data = _gradients(nbytes, seconds, names) | network_choices(ranks, link, alpha, bandwidth)
     usual, limits = limits_of(None), limits_of(bucket_bytes)
     stops = sorted({*_sizes(data["nbytes"]), usual, limits}, key=lambda stop: (stop[-1], stop))
     data["stops"] = [list(stop) for stop in stops]
     data["start"]["stop"], data["asks"] = stops.index(limits), ask is not None
+    data["more"] = captions.joined(caption)
 
     def answer(_, state: dict) -> dict:
         chosen = stops[state["stop"]]
         ledger = ask(None if chosen == usual else chosen[0])
         return data | {"summary": story, "measured": {"stop": state["stop"]} | _measured(ledger)}
 
-    (marks, height), story = layout(data), _story(data)
-    return Picture(marks, height, story, live=("buckets", data), ask=answer if ask else None)
+    story = _story(data)
+    return Picture(story, ("buckets", data), ask=answer if ask else None)
 
 
 def _gradients(nbytes, seconds, names) -> dict:
@@ -52,8 +55,8 @@ def _gradients(nbytes, seconds, names) -> dict:
     seconds, names = [float(time) for time in seconds], [str(name) for name in names]
     if len(seconds) != len(nbytes) or len(names) not in (0, len(nbytes)):
         raise ValueError(
-            f"{many(len(nbytes), 'gradient')}, {many(len(seconds), 'time')} and "
-            f"{many(len(names), 'name')}: give one of each for every gradient."
+            f"{_many(len(nbytes), 'gradient')}, {_many(len(seconds), 'time')} and "
+            f"{_many(len(names), 'name')}: give one of each for every gradient."
         )
     if not (min(seconds) >= 0 and 0 < sum(seconds) < float("inf")):
         raise ValueError("Backward takes time: give seconds of 0 or more, not all of them 0.")
@@ -61,9 +64,10 @@ def _gradients(nbytes, seconds, names) -> dict:
     return {"nbytes": nbytes[::-1], "seconds": seconds[::-1], "names": names[::-1]}
 
 
-def _choices(ranks, link, alpha, bandwidth) -> dict:
-    """What the sliders of the network can be set to, and where they start."""
+def network_choices(ranks, link, alpha, bandwidth) -> dict:
+    """What the sliders of a network can be set to, and where they start; units has the same."""
     found = hardware.link(link)
+    name = found.name
     alpha = float(found.alpha if alpha is None else alpha)
     bandwidth = float(found.bandwidth if bandwidth is None else bandwidth)
     if ranks < 1 or not (0 <= alpha < float("inf") and 0 < bandwidth < float("inf")):
@@ -75,6 +79,7 @@ def _choices(ranks, link, alpha, bandwidth) -> dict:
         "alphas": _around(alpha, -6, -2),
         "bandwidths": _around(bandwidth, 8, 12),
         "start": {"ranks": ranks, "alpha": alpha, "bandwidth": bandwidth},
+        "link": captions.link_in_words(link_of(name, alpha, bandwidth)),
     }
 
 
@@ -92,16 +97,18 @@ def _sizes(nbytes) -> list[tuple[int]]:
 
 def _story(data: dict) -> str:
     """The same in words, without times."""
-    run, ranks = first_run(data), data["start"]["ranks"]
+    network = dict(data["start"])
+    ranks, limits = network["ranks"], data["stops"][network.pop("stop")]
+    run = fly(data["nbytes"], data["seconds"], limits, **network)
     lines = [
-        f"buckets: {many(len(data['nbytes']), 'gradient')}, {sum(data['nbytes']):,} bytes, on "
-        f"{many(ranks, 'rank')}; the last layer's come first"
+        f"buckets: {_many(len(data['nbytes']), 'gradient')}, {sum(data['nbytes']):,} bytes, on "
+        f"{_many(ranks, 'rank')}; the last layer's come first"
     ]
     for n, flight in enumerate(run.flights[:8]):
-        what = f"{many(len(flight.inside), 'gradient')}, {flight.bytes:,} bytes"
+        what = f"{_many(len(flight.inside), 'gradient')}, {flight.bytes:,} bytes"
         lines.append(f"  bucket {n}: {what}")
     if len(run.flights) > 8:
-        lines.append(f"  and {many(len(run.flights) - 8, 'bucket')} more")
+        lines.append(f"  and {_many(len(run.flights) - 8, 'bucket')} more")
     return "\n".join(lines)
 
 
@@ -114,8 +121,8 @@ def _measured(ledger: Ledger) -> dict:
     sums = [row for row in rows if row.op == "all_reduce" and row.start >= zero]
     if not back or not sums:
         raise ValueError(
-            f"Rank {rank} recorded {many(len(back), 'backward')} and "
-            f'{many(len(sums), "all-reduce")}: run backward inside span("backward").'
+            f"Rank {rank} recorded {_many(len(back), 'backward')} and "
+            f'{_many(len(sums), "all-reduce")}: run backward inside span("backward").'
         )
     free, bars = 0.0, []
     for row in sorted(sums, key=lambda row: row.start):
@@ -123,4 +130,10 @@ def _measured(ledger: Ledger) -> dict:
         free = max(row.end, start)
         bars.append([start - zero, free - zero])
     ranks = len(sums[0].members)
-    return {"ranks": ranks, "backward": max(row.end for row in back) - zero, "bars": bars}
+    told = {"source": ledger.source, "caption": captions.phrase(ledger)}
+    return told | {"ranks": ranks, "backward": max(row.end for row in back) - zero, "bars": bars}
+
+
+def _many(number: int, noun: str) -> str:
+    """A number of things: "1 bucket", "3 buckets"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

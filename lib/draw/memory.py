@@ -1,62 +1,60 @@
 """What is alive on each rank over time, by kind."""
 
-from lib.draw import style
-from lib.draw.picture import Mark, Picture
-from lib.draw.scales import axis, legend
-from lib.draw.stacks import BAND, MOST, in_words, kinds_of, packed, panel, stacks
-from lib.draw.ticks import tick_of
-from lib.draw.words import in_words as ranks_in_words
+from collections.abc import Mapping
+
+from lib.draw.parts import captions
+from lib.draw.parts.packing import tick_of
+from lib.draw.parts.picture import Picture
+from lib.draw.parts.words import in_words as ranks_in_words
+from lib.draw.timelines.stacks import MOST, in_words, kinds_of, ordered, packed, stacks
 from lib.ledger import Ledger
 
 RANKS = 64  # that fit on a page
-_LEFT, _RIGHT, _TOP, _GAP = 62, 14, 4, 10  # px
 
 
-def memory(ledger: Ledger) -> Picture:
+def memory(ledgers: Ledger | Mapping[str, Ledger], *, caption: str = "") -> Picture:
     """Draw the bytes alive on each rank by kind, stacked; time as in the ledger's timeline.
 
     All ranks have one scale. Each one's peak is marked; what made it is told in words. The rows
     are those of lane "memory": a recording in which lib.ranks.memory.Memory counts has them, and
-    so has a played schedule with `activation` bytes.
+    so has a played schedule with `activation` bytes. Several ledgers, {"stage 0": one, "stage 1":
+    other}, are drawn under one another on one scale of bytes and one of time, each from its own
+    start. `caption` is a sentence more for the caption.
     """
-    has_memory(ledger)
-    # 1. the ranks, the scales, the states
-    kinds = kinds_of(ledger)
-    zero, span = float(ledger.column("start").min()), ledger.makespan or 1e-9
-    shown = stacks(ledger, ledger.ranks, zero)
-    states = sum(len(stack.time) for stack in shown)
-    tick = tick_of(span, states)
-    thin = states < len(ledger.where(lane="memory"))
-    data = packed(shown, kinds, tick) | {
-        "tick": tick, "span": max(1, round(span / tick)), "source": ledger.source, "thin": thin,
+    runs = dict(ledgers) if isinstance(ledgers, Mapping) else {"": ledgers}
+    for ledger in runs.values():
+        has_memory(ledger)
+    many = sum(len(ledger.where(lane="memory").ranks) for ledger in runs.values())
+    _fits(many)
+    kinds = ordered({kind for ledger in runs.values() for kind in kinds_of(ledger)})
+    shown = {name: stacks(ledger, ledger.ranks, float(ledger.column("start").min()),
+                          MOST // len(runs), kinds) for name, ledger in runs.items()}  # fmt: skip
+    every = [stack for held in shown.values() for stack in held]
+    states = sum(len(stack.time) for stack in every)
+    spans = [ledger.makespan or 1e-9 for ledger in runs.values()]
+    tick = tick_of(max(spans), states)
+    thin = states < sum(len(ledger.where(lane="memory")) for ledger in runs.values())
+    ends = [max(1, round(span / tick)) for span in spans]
+    data = packed(every, kinds, tick) | {
+        "tick": tick, "span": max(ends), "thin": thin,
+        "source": ", ".join(dict.fromkeys(ledger.source for ledger in runs.values())),
+        "runs": [[name, len(held), end] for (name, held), end in zip(shown.items(), ends)],
+        "caption": captions.joined(*_captions(runs), caption),
     }  # fmt: skip
-    # 2. the still
-    top = data["top"]
-    tall = height_of(len(shown))
-    left, right = left_of(ledger.ranks), style.WIDTH - _RIGHT
-    marks, y = [], _TOP
-    for stack in shown:
-        y += BAND
-        marks.append(Mark("text", left - 8, y + tall / 2, fill=style.INK,
-                          text=f"rank {stack.rank}", align="right"))  # fmt: skip
-        x = lambda seconds: left + seconds / span * (right - left)
-        marks += panel(stack, kinds, x, right, y, tall, top)
-        y += tall + _GAP
-    marks += axis(left, right, y, span)
-    more, height = legend([(kind, style.memory(kind), False) for kind in kinds], left,
-                          y + 2 * style.LINE + 10)  # fmt: skip
-    story = _story(ledger, shown, thin)
-    return Picture(marks + more, height, story, live=("memory", data))
+    return Picture(_story(runs, shown, thin), ("memory", data))
 
 
-def height_of(ranks: int) -> int:
-    """How tall (px) each rank's stack is: fewer ranks have more room."""
-    return next((tall for most, tall in ((2, 88), (4, 60), (8, 40)) if ranks <= most), 28)
-
-
-def left_of(ranks) -> int:
-    """Where time begins (px): right of the longest "rank 12"."""
-    return _LEFT + 8 * max(0, len(str(max(ranks))) - 2)
+def _captions(runs: Mapping[str, Ledger]) -> list[str]:
+    """What the numbers of each run are; runs of which the same is true are named together."""
+    names: dict[str, list[str]] = {}
+    for name, ledger in runs.items():
+        names.setdefault(captions.of_ledger(ledger), []).append(name)
+    alone = len(names) == 1
+    told = [text if alone else f"{', '.join(of)}: {text[0].lower()}{text[1:]}"
+            for text, of in names.items()]  # fmt: skip
+    if any(ledger.source != "predicted" for ledger in runs.values()):
+        told.append("Bytes are counted as tensors come and go.")
+    return told
 
 
 def has_memory(ledger) -> None:
@@ -64,25 +62,33 @@ def has_memory(ledger) -> None:
     if not isinstance(ledger, Ledger):
         kind = type(ledger).__name__
         raise TypeError(f"Memory is drawn from a Ledger, not from {kind}: use world.record(...).")
-    rows = ledger.where(lane="memory")
-    if not len(rows):
+    if not len(ledger.where(lane="memory")):
         raise ValueError(
             "There is nothing to draw: this ledger has no rows of memory. Count in the step, "
             "`with Memory(model, optimizer):`, or play a schedule with Costs(activation=...)."
         )
-    if len(rows.ranks) > RANKS:
+    _fits(len(ledger.where(lane="memory").ranks))
+
+
+def _fits(many: int) -> None:
+    if many > RANKS:
         raise ValueError(
-            f"The memory of {len(rows.ranks)} ranks fits no page: choose up to {RANKS} of them, "
+            f"The memory of {many} ranks fits no page: choose up to {RANKS} of them, "
             f"as in memory(ledger.where(rank=range({RANKS})))."
         )
 
 
-def _story(ledger: Ledger, shown, thin: bool) -> str:
-    lines = [f"memory, {ledger.source}: bytes alive on each rank by kind, time to the right"]
-    lines += [f"  {ranks_in_words(ranks)}: {text}" for ranks, text in in_words(shown)]
-    without = sorted(set(ledger.ranks) - {stack.rank for stack in shown})
-    if without:
-        lines.append(f"  {ranks_in_words(without)}: no rows of memory")
+def _story(runs: Mapping[str, Ledger], shown: Mapping[str, list], thin: bool) -> str:
+    lines = []
+    for name, ledger in runs.items():
+        of = f" of {name}" if name else ""
+        lines.append(
+            f"memory{of}, {ledger.source}: bytes alive on each rank by kind, time to the right"
+        )
+        lines += [f"  {ranks_in_words(ranks)}: {text}" for ranks, text in in_words(shown[name])]
+        without = sorted(set(ledger.ranks) - {stack.rank for stack in shown[name]})
+        if without:
+            lines.append(f"  {ranks_in_words(without)}: no rows of memory")
     if thin:
         lines.append(f"  thinned: at most {MOST:,} moments; every peak is kept")
     return "\n".join(lines)

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from lib.draw._schedule import layout
-from lib.draw._schedule_words import story
-from lib.draw.picture import Picture
-from lib.predict.actions import Schedule
-from lib.predict.play import Costs, play
-from lib.predict.schedule import (
+from lib.draw.parts import captions, style
+from lib.draw.parts.picture import Picture
+from lib.predict.pipeline.actions import Schedule, ScheduleError
+from lib.predict.pipeline.play import Costs, Run, play
+from lib.predict.pipeline.schedules import (
     gpipe,
     interleaved,
     naive,
@@ -43,25 +42,37 @@ def schedule(
     unit: str = "",
     par: float | None = None,
     limit: float | None = None,
+    text: str = "",
+    caption: str = "",
 ) -> Picture:
     """Draw a pipeline schedule with its three bubbles and the memory it keeps, alive.
 
     `kind` is one of KINDS, or a Schedule. `stages` are those of the whole model: "interleaved"
     gives each rank `chunks` of them, "zb-v" two. `unit` is that of the costs, "s", or "" for plain
-    numbers. `par` is a makespan to reach, `limit` the microbatches that a rank may keep: the
-    picture says whether both are met. A bar can be dragged to another place in its row, and the
-    picture says whether that order is legal, and why not.
+    numbers. Where messages take time a control says whether they queue (at first as `costs.link`
+    has it). A bar can be dragged to another place in its row, and the picture says whether that
+    order is legal, and why not. `caption` says where the costs come from.
+
+    `par` is a makespan to reach, `limit` the microbatches that a rank may keep: with either, the
+    picture is an exercise. It says whether the goals are met, and offers bars to move, but no other
+    schedule and no other times. `text` is the reader's own attempt, which is then shown in place of
+    `kind`, as long as it is a legal schedule of the same size; a button leads back to `kind`.
     """
     costs = costs or Costs()
     made = kind if isinstance(kind, Schedule) else _made(kind, stages, microbatches, chunks)
     _can_be_drawn(made)
     _goals(par, limit)
+    own, unread = _attempt(text, made)
+    start, kind = made, kind if own is None else own
+    made = start if own is None else own
     run = play(made, costs)
+    made = run.schedule  # pairs in turn are no pairs
     if not run.work.sum():
         raise ValueError("There is nothing to draw: every action takes 0. Give F, I or W a time.")
-    marks, height = layout(run, unit, par, limit)
     data = _data(kind, made, chunks, costs) | {"unit": unit, "par": par, "limit": limit}
-    return Picture(marks, height, story(run, unit), live=("schedule", data))
+    data |= {"more": captions.joined(caption), "isExercise": bool(par or limit), "unread": unread}
+    data["start"] = "" if own is None else str(start)
+    return Picture(_story(run, unit), ("schedule", data))
 
 
 def _made(kind, stages, microbatches, chunks) -> Schedule:
@@ -73,6 +84,23 @@ def _made(kind, stages, microbatches, chunks) -> Schedule:
             raise ValueError(f"{name} is {number!r}: a schedule has at least 1, a whole number.")
     each, rule = KINDS[kind]
     return rule(stages, microbatches) if each else rule(stages, microbatches, chunks)
+
+
+def _attempt(text: str, start: Schedule) -> tuple[Schedule | None, str]:
+    """The schedule of a reader's text, or a sentence that says why it cannot be drawn."""
+    if not text.strip():
+        return None, ""
+    try:
+        own = Schedule.read(text)
+    except ScheduleError as wrong:
+        return None, f"Your text is not drawn. {wrong.sentence}"
+    except ValueError as wrong:
+        return None, f"Your text is not drawn, because it is no schedule: {wrong}"
+    own = Schedule([list(row) for row in own], "your schedule")
+    if (own.stages, own.microbatches, own.ranks) == (start.stages, start.microbatches, start.ranks):
+        return (None if own == start else own), ""
+    size = f"{own.stages} stages, {own.microbatches} microbatches and {own.ranks} ranks"
+    return None, f"Your text is not drawn: it has {size}, unlike the schedule below."
 
 
 def _can_be_drawn(made: Schedule) -> None:
@@ -110,6 +138,8 @@ def _data(kind, made: Schedule, chunks: int, costs: Costs) -> dict:
     if costs.overlap is not None:
         both = plain[0] + costs.table(stages)[1]
         ratios["overlap"] = _ratio(costs.each("overlap", stages), both)
+    if (added := costs.each("accumulate", stages)).any():
+        ratios["accumulate"] = _ratio(added, plain[3])
     own = isinstance(kind, Schedule)
     microbatches = made.microbatches
     return {
@@ -118,15 +148,16 @@ def _data(kind, made: Schedule, chunks: int, costs: Costs) -> dict:
         "most": {"ranks": max(16, ranks), "microbatches": max(64, microbatches),
                  "chunks": max(4, chunks)},
         "values": values, "scale": _scale(values), "shapes": uneven, "ratios": ratios,
-        "block": costs.sends_block, "several": stages > ranks,
+        "block": costs.sends_block, "link": costs.link or "", "ahead": costs.ahead,
+        "several": stages > ranks,
     }  # fmt: skip
 
 
 def _ratio(given, usual) -> list[float]:
     if ((usual == 0) & (given > 0)).any():
         raise ValueError(
-            "Costs: a whole backward or an overlapped pair takes time, but its parts take none: "
-            "the sliders of the picture turn the parts. Give them times too."
+            "Costs: a whole backward, an overlapped pair or an addition to a gradient takes time, "
+            "but its parts take none: the picture's sliders turn the parts. Give them times too."
         )
     return (given / np.where(usual == 0, 1, usual)).tolist()
 
@@ -137,3 +168,49 @@ def _scale(values: dict) -> dict:
     step = 10.0 ** np.floor(np.log10(longest) - 1 + 1e-9)
     most = max(3 * longest, 4 * 10 * step)
     return {name: {"max": float(f"{most:.6g}"), "step": float(f"{step:.6g}")} for name in values}
+
+
+def _story(run: Run, unit: str) -> str:
+    """The same in words."""
+    made, table = run.schedule, run.costs.table(run.schedule.stages)
+    times = {"F": table[0], "I": table[2], "W": table[3]}
+    if run.costs.backward is not None:
+        times["B"] = table[1]
+    send = run.costs.each("send", made.stages - 1)
+    times["send"] = send if len(send) else [0.0]
+    plural = lambda number, noun: f"{number} {noun}{'s' * (number != 1)}"
+    parts = ", ".join(f"{word} {_range(all_, unit)}" for word, all_ in times.items())
+    if run.costs.link and not run.costs.sends_block:
+        parts += f", queued by {run.costs.link}"
+    return "\n".join((
+        f"{made.name}: {plural(made.stages, 'stage')} on {plural(len(made), 'rank')}, "
+        f"{_batches(made.microbatches)}; {parts}",
+        f"  makespan {_figure(run.makespan, unit)}; bubble share {_percent(run.bubble('share'))}, "
+        f"overhead {_percent(run.bubble('overhead'))}, span {_percent(run.bubble('span'))}",
+        "  microbatches alive at most, by stage: " + ", ".join(map(str, run.peak_microbatches)),
+    ))  # fmt: skip
+
+
+def _range(all_, unit: str) -> str:
+    low, high = (_figure(value, unit) for value in (min(all_), max(all_)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _figure(value: float, unit: str = "") -> str:
+    """A number in four digits, or in three with its unit."""
+    if unit:
+        return style.amount(value, unit)
+    if not value or abs(value) >= 1000:
+        return f"{round(value):,}"
+    digits = 10.0 ** (3 - np.floor(np.log10(abs(value))))
+    return f"{round(value * digits) / digits:.12g}"
+
+
+def _percent(share: float) -> str:
+    """A share in per cent, to one tenth."""
+    return f"{round(share * 1000) / 10:.1f} %"
+
+
+def _batches(number: float) -> str:
+    """1 is "1 microbatch", 5.5 is "5.5 microbatches"."""
+    return f"{_figure(number)} microbatch{'es' * (number != 1)}"

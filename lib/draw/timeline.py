@@ -2,29 +2,30 @@
 
 import numpy as np
 
-from lib.draw import style
-from lib.draw.bars import COMPUTE, RIGHT, STACK, Lines, bars, outlines
-from lib.draw.compare import compare
-from lib.draw.events import MOST, Read, chosen_ranks, read
 from lib.draw.memory import has_memory
-from lib.draw.picture import Mark, Picture
-from lib.draw.scales import axis, legend
-from lib.draw.stacks import Stack, kinds_of, packed, panel, stacks
-from lib.draw.stacks import in_words as peaks
-from lib.draw.ticks import tick_of, whole
-from lib.draw.told import data_of
-from lib.draw.words import has_rows, in_words
+from lib.draw.parts import captions, style
+from lib.draw.parts.packing import tick_of
+from lib.draw.parts.picture import Picture
+from lib.draw.parts.words import has_rows, in_words
+from lib.draw.timelines.compare import compare
+from lib.draw.timelines.events import MOST, Read, chosen_ranks, read
+from lib.draw.timelines.stacks import in_words as peaks
+from lib.draw.timelines.stacks import kinds_of, packed, stacks
+from lib.draw.timelines.timeline_data import data_of
 from lib.ledger import Ledger
 
 STATES = 1_500  # of memory that are kept under a timeline
 
 
-def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False) -> Picture:
+def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False,
+             caption: str = "", rows=()) -> Picture:  # fmt: skip
     """Draw when each rank computed and communicated: rank 0 on top, time to the right.
 
     Waiting for the last rank of a group is hatched, moving is filled, idle is paper; the rows of
-    `over` (a prediction, another run) lie over it as dashed outlines, from the same zero.
-    `memory` adds the bytes alive on each rank under its bars, zoomed and played with them.
+    `over` (a prediction, another run) lie over it as dashed outlines, from the same zero, and a
+    heading says how far the two differ. `memory` adds the bytes alive on each rank under its bars,
+    zoomed and played with them. `caption` is a sentence after the one that the ledgers give. `rows`
+    are names for the ranks, from the top, where a ledger holds two runs or no ranks at all.
     """
     has_rows(ledger, "timeline")
     if over is not None:
@@ -34,17 +35,21 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
     # 1. the ranks, and the scale: both ledgers from their first start
     ranks, odd = chosen_ranks(ledger, over)
     span = max(ledger.makespan, over.makespan if over else 0.0) or 1e-9
+    names = _names(rows, ledger)
     # 2. what happened, few enough and in whole ticks
-    rows = [len(one.where(lane=["compute", "comm"])) for one in (ledger, over) if one is not None]
+    many = [len(one.where(lane=["compute", "comm"])) for one in (ledger, over) if one is not None]
     room = MOST // 2 if memory else MOST
-    most = [min(n, max(room * n // max(sum(rows), 1), 1)) for n in rows]
+    most = [min(n, max(room * n // max(sum(many), 1), 1)) for n in many]
     shown = [read(one, ranks, float(one.column("start").min()), m)
              for one, m in zip((ledger, over), most)]  # fmt: skip
     tick = tick_of(span, sum(len(one.events) for one in shown))
-    line = Lines(ranks, shown, memory)
     difference = compare(ledger, over) if over is not None else None
-    data = data_of(ledger, over, shown, tick, difference)
-    data |= {"ranks": ranks, "span": max(1, round(span / tick)), "tracks": line.tracks}
+    data = data_of(ledger, over, shown, tick, difference, names)
+    data |= {"ranks": ranks, "span": max(1, round(span / tick)), "tracks": _tracks(shown)}
+    if names:
+        data["names"] = [names.get(rank, f"rank {rank}") for rank in ranks]
+    data["caption"] = (captions.of_ledger(ledger, caption) if over is None
+                       else captions.of_two(ledger, over, caption))  # fmt: skip
     if difference and difference.missing:
         odd.append(f"{over.source} only: {', '.join(difference.missing)}")
     thin = [f"{MOST:,} bars; short neighbours of one operation are one"] * any(
@@ -56,46 +61,25 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
         odd += [f"{in_words(who)}: {text}" for who, text in peaks(held)]
         if sum(len(stack.time) for stack in held) < len(ledger.where(lane="memory")):
             thin.append(f"{STATES:,} moments of memory; every peak is kept")
-    story = _story(ledger, over, odd + [f"thinned: at most {what}" for what in thin])
-    # 3. the still
-    marks, height = _marks(data, line, shown, held)
-    return Picture(marks, height, story, live=("timeline", data))
+    story = _story(ledger, over, odd + [f"thinned: at most {what}" for what in thin], names)
+    return Picture(story, ("timeline", data))
 
 
-def _marks(
-    data: dict, line: Lines, shown: list[Read], held: list[Stack]
-) -> tuple[list[Mark], float]:
-    """The still: what js/timeline.js lays out at 640 px."""
-    right = style.WIDTH - RIGHT
-    pixels = (right - line.left) / data["span"]
-    marks = [
-        Mark("text", line.left - 8, line.y(place, 0, 0) + COMPUTE / 2, fill=style.INK,
-             text=f"rank {rank}", align="right")
-        for place, rank in enumerate(data["ranks"])
-    ]  # fmt: skip
-    drawn, texts = bars(shown[0], data, line, pixels, ground=len(shown) > 1)
-    marks += drawn
-    for one in shown[1:]:
-        marks += outlines(one, data, line, pixels)
-    for stack in held:
-        x = lambda seconds: line.left + seconds / data["tick"] * pixels
-        y = line.stack(data["ranks"].index(stack.rank))
-        marks += panel(stack, data["memory"]["kinds"], x, right, y, STACK, data["memory"]["top"])
-    marks += texts + axis(line.left, right, line.bottom, data["span"] * data["tick"])
-    names = {style.family(shown[0].ops[op]) for op in np.unique(shown[0].events.op)}
-    keys = [(name, style.colour(name), False)
-            for name in style.COMPUTE | style.COMM if name in names]  # fmt: skip
-    waits = whole(shown[0].events.behind + shown[0].events.wait, data["tick"])
-    if (waits * pixels > 0.5).any():
-        keys.append(("waiting for the last rank", None, True))
-    keys += [(one.source, None, False) for one in shown[1:]]
-    if held:
-        keys += [(kind, style.memory(kind), False) for kind in data["memory"]["kinds"]]
-    more, height = legend(keys, line.left, line.bottom + 2 * style.LINE + 10)
-    return marks + more, height
+def _tracks(shown: list[Read]) -> int:
+    """How many lines a rank needs for what it communicates."""
+    tracks = [int(one.events.track.max(initial=-1)) + 1 for one in shown
+              if (one.events.lane == 1).any()]  # fmt: skip
+    return max(tracks, default=0)
 
 
-def _story(ledger: Ledger, over: Ledger | None, odd: list[str]) -> str:
+def _names(rows, ledger: Ledger) -> dict[int, str]:
+    """The name of each rank's row, if `rows` gives names."""
+    if rows and len(rows) != len(ledger.ranks):
+        raise ValueError(f"{len(rows)} names do not fit {len(ledger.ranks)} rows: give one each.")
+    return dict(zip(ledger.ranks, rows))
+
+
+def _story(ledger: Ledger, over: Ledger | None, odd: list[str], names: dict) -> str:
     """The same in words, without times: they differ from run to run."""
     of_rank: dict[int, list[str]] = {rank: [] for rank in ledger.ranks}
     spans = ledger.where(lane="compute")
@@ -109,13 +93,14 @@ def _story(ledger: Ledger, over: Ledger | None, odd: list[str]) -> str:
     for rank, words in of_rank.items():
         stories.setdefault(", ".join(words) or "computing", []).append(rank)
     lines = [f"timeline, {ledger.source}: a row a rank, time to the right"]
-    lines += [f"  {in_words(ranks)}: {words}" for words, ranks in stories.items()]
+    who = (lambda ranks: ", ".join(names[rank] for rank in ranks)) if names else in_words
+    lines += [f"  {who(ranks)}: {words}" for words, ranks in stories.items()]
     lines += [f"  {line}" for line in odd]
     return "\n".join(lines + ([f"  dashed: {over.source}"] if over else []))
 
 
 def _different(ledger: Ledger) -> list[tuple[int, str]]:
     """Every (rank, op) that occurs."""
-    ops = ledger._columns["op"]
-    found = np.unique(ledger._columns["rank"] * max(len(ops.words), 1) + ops.codes)
+    ops = ledger.columns["op"]
+    found = np.unique(ledger.columns["rank"] * max(len(ops.words), 1) + ops.codes)
     return [(int(key) // len(ops.words), ops.words[int(key) % len(ops.words)]) for key in found]

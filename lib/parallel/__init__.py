@@ -1,1 +1,1 @@
-"""Floor 3: the methods. Each takes a plain model and a group, and knows nothing of the others."""
+"""Floor 3: parallel methods, which take a plain model and a group and import no other family."""

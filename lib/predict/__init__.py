@@ -1,1 +1,1 @@
-"""Paper and pencil: what a run should move, hold and take, before any rank starts."""
+"""Predictions: the bytes, memory and time of a run, computed before any rank starts."""

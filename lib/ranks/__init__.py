@@ -1,7 +1,7 @@
 """Floor 1: real ranks, what they do, and what they say when it goes wrong."""
 
-from lib.ranks.desk import span
-from lib.ranks.failures import RankError
+from lib.ranks.shared.failures import RankError
+from lib.ranks.state.this_rank import span
 from lib.ranks.world import World
 
 __all__ = ["RankError", "World", "span"]

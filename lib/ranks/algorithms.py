@@ -1,9 +1,9 @@
-"""Six all-reduces from send and receive: the same sum, different rounds and bytes.
+"""Six all-reduces made of sends and receives: the same sum with different rounds and bytes.
 
-Each follows its plan (lib/predict/rounds.py) round by round; what it moves equals
-`lib.predict.traffic.all_reduce` exactly. All of them add in place and give the tensor back:
+Each follows its plan (lib/predict/collectives/plans.py) round by round, and sends exactly what
+`lib.predict.collectives.formulas.all_reduce` counts. All add in place and return the tensor:
 
-    x [N] +g -> x [N]        S: bytes of x, n: ranks of the group, rounds and busiest rank below
+    x [N] +g -> x [N]        where S is the bytes of x, and n the number of ranks in the group
 """
 
 from itertools import accumulate
@@ -11,17 +11,19 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from lib.predict import rounds
-from lib.predict.rounds import Plan
-from lib.ranks.desk import desk
+from lib.predict.collectives import plans
+from lib.predict.collectives.plans import Plan
+from lib.ranks.state.this_rank import this_rank
 
 
 def exchange(sends: dict, receives: dict, group=None, note: str = "") -> None:
-    """Do one round: send {rank: tensor}, receive into {rank: tensor}, all at once; wait for all.
+    """Do one round: start all sends and receives at the same time, and wait for all of them.
 
-    Ranks count within `group`. A tensor with no element is not sent. Recorded rows carry `note`.
+    `sends` maps a rank of `group` to the tensor that it gets, and `receives` maps a rank to the
+    tensor that is overwritten with what it sends. A tensor without elements is not sent. Recorded
+    rows carry `note`.
     """
-    # All at once: a send that waits for its receiver before it receives goes round for ever.
+    # If every rank first sent and then received, each send would wait for its receiver for ever.
     messages = [(dist.isend, peer, tensor) for peer, tensor in sends.items()]
     messages += [(dist.irecv, peer, tensor) for peer, tensor in receives.items()]
     batch = [
@@ -31,27 +33,28 @@ def exchange(sends: dict, receives: dict, group=None, note: str = "") -> None:
     ]
     if not batch:
         return
-    before = len(desk.events or ())
+    recorded = this_rank.recording.events if this_rank.recording else []
+    before = len(recorded)
     launched = dist.batch_isend_irecv(batch)
-    for event in (desk.events or ())[before:]:
-        if event["lane"] == "comm":
-            event["note"] = note
+    for event in recorded[before:]:
+        if event.lane == "comm":
+            event.note = note
     for message in launched:
         message.wait()
 
 
 def follow(plan: Plan, x: torch.Tensor, group=None) -> torch.Tensor:
-    """Do this rank's part of `plan` on the pieces of `x`, in place; note `ring round 0` and so on.
+    """Carry out this rank's part of `plan` on `x`, in place, and return `x`.
 
-    `x` is cut into `plan.pieces` pieces. Raises ValueError where the plan is for another number
-    of ranks than `group` has.
+    `x` is cut into `plan.pieces` pieces. Recorded rows carry the note "ring round 0" and so on.
+    Raises ValueError if the plan is for another number of ranks than `group` has.
     """
     if plan.ranks != dist.get_world_size(group):
         size = dist.get_world_size(group)
-        raise ValueError(f"a plan for {plan.ranks} ranks cannot be followed by {size}")
+        raise ValueError(f"This plan needs {plan.ranks} ranks, but the group has {size}.")
     rank = dist.get_rank(group)
-    flat = x.detach().contiguous().view(-1)  # x itself where it is contiguous
-    ends = [0, *accumulate(rounds.pieces(flat.numel(), plan.pieces))]
+    flat = x.detach().contiguous().view(-1)  # the memory of x itself if x is contiguous
+    ends = [0, *accumulate(plans.pieces(flat.numel(), plan.pieces))]
     for number, moves in enumerate(plan.rounds):
         mine = [m for m in moves if rank in (m.source, m.destination)]
         part = {m: flat[ends[m.piece] : ends[m.piece + m.count]] for m in mine}
@@ -66,23 +69,23 @@ def follow(plan: Plan, x: torch.Tensor, group=None) -> torch.Tensor:
 
 
 def _into(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """Give `x` the entries of `flat`, where they are not the same memory already."""
+    """Copy `flat` into `x`, unless both are the same memory already, and return `x`."""
     with torch.no_grad():
         return x if x.data_ptr() == flat.data_ptr() else x.copy_(flat.view(x.shape))
 
 
 def central(x: torch.Tensor, group=None) -> torch.Tensor:
-    """Sum through rank 0, one message at a time: 2(n-1) rounds, 2(n-1) S through rank 0."""
-    return follow(rounds.central(dist.get_world_size(group)), x, group)
+    """Sum through rank 0, one message at a time, in 2(n-1) rounds; rank 0 sends (n-1) S."""
+    return follow(plans.central(dist.get_world_size(group)), x, group)
 
 
 def everyone(x: torch.Tensor, group=None) -> torch.Tensor:
-    """Send all to all, and each adds up: n-1 rounds, (n-1) S from each rank, memory for n S.
+    """Send every tensor to every rank in n-1 rounds; each rank sends (n-1) S and keeps n S.
 
-    Everybody adds in the order of ranks: in the order of arrival the sums would differ in their
-    last bits, and so would the ranks' models.
+    Every rank adds in the order of ranks. If it added in the order of arrival, the sums of two
+    ranks could differ in their last bits, and so would their models.
     """
-    plan = rounds.everyone(dist.get_world_size(group))
+    plan = plans.everyone(dist.get_world_size(group))
     buffers = x.new_zeros(plan.ranks, *x.shape)
     buffers[dist.get_rank(group)] = x.detach()
     total, *others = follow(plan, buffers, group)
@@ -92,40 +95,42 @@ def everyone(x: torch.Tensor, group=None) -> torch.Tensor:
 
 
 def ring(x: torch.Tensor, group=None) -> torch.Tensor:
-    """Pass pieces round a ring, adding, then passing on: 2(n-1) rounds, 2(n-1)/n S from each rank.
+    """Sum pieces round a ring and pass the sums on: 2(n-1) rounds, 2(n-1)/n S from each rank.
 
     Source: Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2).
     """
-    return follow(rounds.ring(dist.get_world_size(group)), x, group)
+    return follow(plans.ring(dist.get_world_size(group)), x, group)
 
 
 def tree(x: torch.Tensor, group=None) -> torch.Tensor:
-    """Sum up a binomial tree, and tell it down: 2 ceil(log2 n) rounds, each of S."""
-    return follow(rounds.tree(dist.get_world_size(group)), x, group)
+    """Sum up a binomial tree and return the sum: 2 ceil(log2 n) rounds with messages of S."""
+    return follow(plans.tree(dist.get_world_size(group)), x, group)
 
 
 def halving_doubling(x: torch.Tensor, group=None) -> torch.Tensor:
-    """Halve and sum, then double: 2 log2 n rounds, 2(n-1)/n S from each rank.
+    """Exchange and sum halves, then double them: 2 log2 n rounds, 2(n-1)/n S from each rank.
 
-    Two rounds and 2 S more for some where n is no power of two.
+    If n is not a power of two, there are two more rounds, in which some ranks send S.
     Source: Rabenseifner 2004, ICCS, LNCS 3036.
     """
-    return follow(rounds.halving_doubling(dist.get_world_size(group)), x, group)
+    return follow(plans.halving_doubling(dist.get_world_size(group)), x, group)
 
 
 def two_level(x: torch.Tensor, group=None, node: int | None = None) -> torch.Tensor:
-    """Sum inside nodes of `node` ranks, ring over their first ranks, tell it inside the nodes.
+    """Sum inside nodes of `node` ranks, then by a ring over their first ranks, and return the sum.
 
-    2(node-1) + 2(n/node-1) rounds; between nodes only 2(n/node-1) messages of S/(n/node) each.
+    There are 2(node-1) + 2(n/node-1) rounds. Between nodes, the first rank of each sends
+    2(n/node-1) messages of S/(n/node) bytes.
     """
-    return follow(rounds.two_level(dist.get_world_size(group), node), x, group)
+    return follow(plans.two_level(dist.get_world_size(group), node), x, group)
 
 
 ALGORITHMS = {f.__name__: f for f in (central, everyone, ring, tree, halving_doubling, two_level)}
 
 
 def all_reduce(x: torch.Tensor, algorithm: str = "ring", group=None, **options) -> torch.Tensor:
-    """Sum `x` over the group in place, under the algorithm of that name."""
+    """Sum `x` over the group in place with the algorithm of that name, and return it."""
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"No all-reduce is called {algorithm!r}: {', '.join(ALGORITHMS)}.")
+        names = ", ".join(ALGORITHMS)
+        raise ValueError(f"No all-reduce is called {algorithm!r}. Choose one of {names}.")
     return ALGORITHMS[algorithm](x, group, **options)

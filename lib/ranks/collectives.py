@@ -1,8 +1,8 @@
-"""The differentiable collectives, in conjugate pairs: backward of one is forward of the other.
+"""Differentiable collectives in conjugate pairs: the backward of one is the forward of the other.
 
 [Note: conjugate pairs]
-A collective is a linear map from all ranks' tensors to all ranks' tensors, so its backward is the
-transposed map, and that is a collective too:
+A collective is a linear map from the tensors of all ranks to the tensors of all ranks. Its backward
+is the transposed map, which is a collective too:
 
     copy           <->  all_reduce         all_to_all  <->  all_to_all, dims swapped
     all_gather     <->  reduce_scatter     broadcast   <->  reduce
@@ -10,20 +10,21 @@ transposed map, and that is a collective too:
                                            shift(by)   <->  shift(-by)
 
 [Note: one or many]
-A tensor that is the same on every rank can mean one tensor or n. Where it is *one* (a parameter
-everybody has, a loss everybody knows), it counts once and its gradient is the same everywhere:
-`copy` and `split` take such a tensor, `all_reduce` and `join` give one. Where ranks go on to use it
-each in its own way, it is *many*, and their gradients have to be added: `copy` and `all_gather`
-give such tensors. So `join` and `all_gather` send the same bytes forward and differ in backward.
+A tensor that is the same on every rank can mean one tensor or n. If it is *one* (a parameter that
+all ranks have, a loss that all know), it counts once, and its gradient is the same everywhere:
+`copy` and `split` take such a tensor, `all_reduce` and `join` return one. If each rank goes on to
+use it in its own way, it is *many*, and their gradients have to be added: `copy` and `all_gather`
+return such tensors. So `join` and `all_gather` send the same bytes forward and differ in backward.
 
 [Note: backward comes everywhere]
-Backward communicates as well: either every rank of the group goes backward through a collective or
-none. Let x require a gradient on all ranks or on none, also where only the root's entries count.
+Backward communicates as well, so either every rank of the group goes backward through a collective
+or none does. Let x require a gradient on all ranks or on none, even if only the root's entries
+count.
 
-In sharding lines `[N/g]` is split over the group's ranks, `+g` a sum still pending over them, `@0`
-there on the root alone. Each function stands beside its meaning on plain lists: reference.py.
-All take `group` (None is the world); ranks, `root` and `by` count within it. A group of one is
-the identity. Any floating dtype, any device, any strides.
+In sharding lines, `[N/g]` is split over the ranks of the group, `+g` says that a sum over them is
+pending, and `@0` that only the root has the tensor. `reference.py` says what each function means on
+plain lists. All take `group` (None is the world); ranks, `root` and `by` count within it. A group
+of one is the identity. Any floating dtype, device and strides are allowed.
 """
 
 from functools import partial
@@ -53,7 +54,7 @@ _apply = _Linear.apply
 
 
 def copy(x: Tensor, group=None) -> Tensor:
-    """Use one x on every rank, each in its own way: [N] -> [N]; backward sums, [N] +g -> [N]."""
+    """Use one x on every rank in its own way: [N] -> [N]; backward sums, [N] +g -> [N]."""
     return _apply(x, lambda x: x.view_as(x), partial(all_reduce, group=group))
 
 
@@ -75,7 +76,7 @@ def all_gather(x: Tensor, dim: int = 0, group=None) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, dim: int = 0, group=None) -> Tensor:
-    """Sum over the group and keep one's shard: [N] +g -> [N/g]; backward gathers."""
+    """Sum over the group and keep this rank's shard: [N] +g -> [N/g]; backward gathers."""
 
     def there(x):
         shards = stacked(x, dist.get_world_size(group), dim).contiguous()
@@ -87,7 +88,7 @@ def reduce_scatter(x: Tensor, dim: int = 0, group=None) -> Tensor:
 
 
 def split(x: Tensor, dim: int = 0, group=None) -> Tensor:
-    """Keep one's shard of one x that all have: [N] -> [N/g], sends nothing; backward joins."""
+    """Keep this rank's shard of an x that all have: [N] -> [N/g], no bytes; backward joins."""
 
     def there(x):
         return _fresh(stacked(x, dist.get_world_size(group), dim)[dist.get_rank(group)])
@@ -96,7 +97,7 @@ def split(x: Tensor, dim: int = 0, group=None) -> Tensor:
 
 
 def join(x: Tensor, dim: int = 0, group=None) -> Tensor:
-    """Put all shards together to one x for all: [N/g] -> [N]; backward splits, sends nothing."""
+    """Join all shards to one x for all ranks: [N/g] -> [N]; backward splits, no bytes."""
     there = partial(_gathered, dim=dim, group=group)
     return _apply(x, there, partial(split, dim=dim, group=group))
 
@@ -106,9 +107,9 @@ def all_to_all(
 ) -> Tensor:
     """Cut x along one dim, swap pieces, put them together along another: [A, B/g] -> [A/g, B].
 
-    Piece r goes to rank r; with both dims the same, pieces change places. Backward swaps the dims.
-    Uneven: `sent[r]` entries of split_dim go to rank r and `received[r]` entries of concat_dim
-    come from it. With two different dims all ranks must name the same `sent`.
+    Piece r goes to rank r; if both dims are the same, pieces change places. Backward swaps the
+    dims. For uneven pieces, `sent[r]` entries of split_dim go to rank r, and `received[r]` entries
+    of concat_dim come from it; with two different dims all ranks must pass the same `sent`.
     """
     there = partial(_swapped, split_dim=split_dim, concat_dim=concat_dim, group=group,
                     sent=sent, received=received)  # fmt: skip
@@ -158,7 +159,7 @@ def scatter(x: Tensor, root: int = 0, dim: int = 0, group=None) -> Tensor:
 
 
 def gather(x: Tensor, root: int = 0, dim: int = 0, group=None) -> Tensor:
-    """Put all shards together at the root, zeros elsewhere: [N/g] -> [N] @0; backward scatters."""
+    """Join all shards at the root, zeros elsewhere: [N/g] -> [N] @0; backward scatters."""
 
     def there(x):
         known(x, dim)
@@ -176,7 +177,7 @@ def shift(x: Tensor, by: int = 1, group=None) -> Tensor:
     def there(x):
         rank, n = dist.get_rank(group), dist.get_world_size(group)
         if by % n == 0:
-            return _fresh(x)  # once round, or a ring of one: everybody keeps theirs
+            return _fresh(x)  # all the way round, or a ring of one: every rank keeps its own
         arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
         sends, receives = {(rank + by) % n: x.contiguous()}, {(rank - by) % n: arrived}
         exchange(sends, receives, group, f"shift {by}")
@@ -186,7 +187,7 @@ def shift(x: Tensor, by: int = 1, group=None) -> Tensor:
 
 
 def _fresh(x):
-    """Copy x into memory of its own: collectives write in place, and want it contiguous."""
+    """Copy x into contiguous memory of its own, because collectives write in place."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
@@ -198,17 +199,19 @@ def _gathered(x, dim, group):
 
 
 def _swapped(x, split_dim, concat_dim, group, sent, received):
-    """Send the pieces as one flat buffer: dims, and even or uneven, make no difference to it."""
+    """Send the pieces as one flat buffer, which is the same for all dims, even or uneven."""
     n, rank, concat_dim = dist.get_world_size(group), dist.get_rank(group), known(x, concat_dim)
     if (sent is None) != (received is None):
-        raise ValueError("all_to_all was told one of sent and received: it needs both, or none")
+        raise ValueError(
+            "all_to_all got only one of `sent` and `received`: give both of them, or none."
+        )
     if sent is None:
         pieces = stacked(x, n, split_dim).unbind()
         received = [pieces[0].shape[concat_dim]] * n
     else:
         pieces = uneven(x, sent, n, split_dim)
     if len(received) != n:
-        raise ValueError(f"received={list(received)} does not name a count for each of {n} ranks")
+        raise ValueError(f"received={list(received)} does not name a count for each of {n} ranks.")
     mine = list(pieces[rank].shape)
     shapes = [mine[:concat_dim] + [count] + mine[concat_dim + 1 :] for count in received]
     sizes = [torch.Size(shape).numel() for shape in shapes]

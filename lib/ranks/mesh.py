@@ -1,8 +1,9 @@
-"""A mesh: ranks laid out along named axes, and a process group for each axis.
+"""A mesh arranges ranks along named axes, with a process group for each line of an axis.
 
 [Note: order of axes]
-The first axis varies slowest: on `mesh(dp=2, tp=4)` ranks 0 1 2 3 are one tp group, 0 and 4 one dp
-group. Neighbours are on the same machine, so the axis that talks most comes last.
+The first axis varies slowest: on `mesh(dp=2, tp=4)`, ranks 0, 1, 2 and 3 are one tp group, and
+ranks 0 and 4 are one dp group. Neighbouring ranks are usually on the same machine, so the axis that
+communicates most comes last.
 """
 
 import math
@@ -14,14 +15,14 @@ import torch.distributed as dist
 
 
 class Layout:
-    """Which rank sits where, on paper: `Layout(dp=2, tp=4)` needs no ranks; prints as a table."""
+    """Says which rank sits where; `Layout(dp=2, tp=4)` needs no ranks and prints as a table."""
 
     def __init__(self, **axes: int):
         if not axes:
-            raise ValueError("a mesh needs an axis: mesh(dp=4), or mesh(dp=2, tp=2)")
+            raise ValueError("A mesh needs an axis: mesh(dp=4), or mesh(dp=2, tp=2).")
         for name, size in axes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"axis {name} has size {size!r}: it must be 1 or more")
+                raise ValueError(f"Axis {name} has size {size!r}: it must be 1 or more.")
         self.axes = axes
         self.size = math.prod(axes.values())
 
@@ -29,7 +30,7 @@ class Layout:
         """Give where `rank` sits: its coordinate on each axis."""
         if not 0 <= rank < self.size:
             last = self.size - 1
-            raise ValueError(f"there is no rank {rank}: a mesh of {self!r} has ranks 0 to {last}")
+            raise ValueError(f"There is no rank {rank}: a mesh of {self!r} has ranks 0 to {last}.")
         places, left = {}, rank
         for name, size in reversed(self.axes.items()):
             left, places[name] = divmod(left, size)
@@ -38,12 +39,12 @@ class Layout:
     def rank_at(self, **coordinates: int) -> int:
         """Give the rank that sits at these coordinates, one for each axis."""
         if coordinates.keys() != self.axes.keys():
-            raise ValueError(f"give a coordinate for each axis: {', '.join(self.axes)}")
+            raise ValueError(f"Give a coordinate for each axis: {', '.join(self.axes)}.")
         number = 0
         for name, size in self.axes.items():
             if not 0 <= coordinates[name] < size:
                 raise ValueError(
-                    f"axis {name} ends at {size - 1}, and {name}={coordinates[name]} was asked for"
+                    f"Axis {name} ends at {size - 1}, and {name}={coordinates[name]} was asked for."
                 )
             number = number * size + coordinates[name]
         return number
@@ -59,7 +60,7 @@ class Layout:
         names = (names,) if isinstance(names, str) else tuple(names)
         for name in names:
             if name not in self.axes:
-                raise KeyError(f"this mesh has no axis {name!r}: it has {', '.join(self.axes)}")
+                raise KeyError(f"This mesh has no axis {name!r}: it has {', '.join(self.axes)}.")
         return tuple(name for name in self.axes if name in names)
 
     def __repr__(self) -> str:
@@ -127,21 +128,21 @@ class Mesh(Layout):
 
 
 def mesh(**axes: int) -> Mesh:
-    """Lay the world's ranks out along named axes, the first varying slowest: `mesh(dp=2, tp=4)`.
+    """Arrange the world's ranks along named axes, the first varying slowest: `mesh(dp=2, tp=4)`.
 
-    Every rank calls it. Groups are made once, and again after a failure has closed them.
-    Raises ValueError where the sizes do not multiply to the world.
+    Every rank has to call it. Groups are made once, and again after a failure has closed them.
+    Raises ValueError if the product of the sizes is not the number of ranks.
     """
     if not dist.is_initialized():
         raise RuntimeError(
             f"mesh({Layout(**axes)!r}) is for a rank: call it inside a function that you give to "
-            "world.run. On paper, without ranks, Layout does the same."
+            "world.run. Without ranks, Layout says which rank would sit where."
         )
     paper, ranks = Layout(**axes), dist.get_world_size()
     if paper.size != ranks:
         raise ValueError(
-            f"a mesh of {paper!r} has {paper.size} ranks, and the world has {ranks}: "
-            f"choose sizes that multiply to {ranks}"
+            f"A mesh of {paper!r} has {paper.size} ranks, and the world has {ranks}: "
+            f"choose sizes that multiply to {ranks}."
         )
     return Mesh(**axes)
 

@@ -3,28 +3,33 @@
 [Note: slow motion]
 A rank has a compute clock. Each operation moves it on by its roofline time × factor (roofline.py),
 and the rank sleeps until the wall clock is there. Collectives and messages run in lanes beside it
-(lanes.py) and take α–β time × factor; who waits for one moves his clock to its end. The clock never
-asks how long the real work took: a rank that was late once catches up, so no error adds up. A rank
-that is more than 0.2 s late (an import, a wait for data, real work slower than the stretched time)
-goes on from there. Rows are written on this clock: an operation lies where it belongs, though it
-was done a little late. How late at worst, with all that was not caught up, is written down as
-"slipped". Eight ranks sleep on two cores as well as on eight.
+(comm_lanes.py) and take α–β time × factor; a rank that waits for one moves its clock to the end of
+it. The clock never asks how long the real work took: a rank that was late once catches up, so no
+error adds up. A rank that is more than 0.2 s late (an import, a wait for data, real work slower
+than the stretched time) goes on from there. Rows are written on this clock: an operation lies where
+it belongs, though it was done a little late. How late at worst, with all that was not caught up, is
+written down as "slipped". Eight ranks sleep on two cores as well as on eight.
 """
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, fields
 
-from lib.predict.traffic import time_of
-from lib.ranks.desk import desk
-from lib.ranks.motion import Motion
+from lib.predict.larger import Larger
+from lib.predict.roofline import Roofline
+from lib.ranks.slow.compute_clock import ComputeClock
+from lib.ranks.state.this_rank import this_rank
 
 
 @dataclass(frozen=True, repr=False)
-class SlowMotion:
+class SlowMotion(Roofline):
     """How `World(8, slow_motion=SlowMotion("H100", link="NVLink4", factor=1000))` stretches time.
 
     Times are those of `gpu` at its dense peak in `dtype` and of `link` (default: the GPU's own),
-    × `factor`. Tensors keep the bytes they have. `peak` (FLOP/s), `memory_bandwidth`, `bandwidth`
-    (bytes/s, one way) and `alpha` (s for one round) replace what data/hardware.yaml says.
+    × `factor`. `peak` (FLOP/s), `memory_bandwidth`, `bandwidth` (bytes/s, one way) and `alpha` (s
+    for one round) replace what data/hardware.yaml says. The GPU or the link may be "this machine":
+    then the times are those that `calibrate` has measured. Tensors have the sizes they have, unless
+    the run `stands_for` a large model (a `Larger`, lib/predict/larger.py): then each operation and
+    message takes the time of the large model's, and its row has the large model's bytes and FLOP.
     Raises ValueError for an unknown name, or a factor that is not above 0.
     """
 
@@ -36,59 +41,86 @@ class SlowMotion:
     memory_bandwidth: float | None = None
     alpha: float | None = None
     bandwidth: float | None = None
+    stands_for: Larger | None = None
 
     def __post_init__(self):
         from lib.predict import hardware
 
         if not self.factor > 0:
-            raise ValueError(f"factor={self.factor!r}: time is stretched by a number above 0")
+            raise ValueError(f"factor={self.factor!r}: time is stretched by a number above 0.")
         object.__setattr__(self, "given", self._given())
         gpu = hardware.gpu(self.gpu)
         link = hardware.link(self.link or gpu.link)
-        found = {
+        replaced = self.peak is not None or self.memory_bandwidth is not None
+        device = None if replaced else hardware.calibrated(self.gpu)
+        replaced = self.alpha is not None or self.bandwidth is not None
+        measured_link = None if replaced else hardware.calibrated(link.name)
+        object.__setattr__(self, "measured", (device, measured_link))  # instead of a roofline
+        of_hardware = {
             "link": self.link or gpu.link,
             "peak": gpu.peak[self.dtype].value,
             "memory_bandwidth": gpu.memory_bandwidth.value,
             "alpha": link.alpha,
             "bandwidth": link.bandwidth,
         }
-        for name, value in found.items():
+        for name, value in of_hardware.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, float(value) if name != "link" else value)
 
     def _given(self) -> str:
-        names = ("link", "factor", "dtype", "peak", "memory_bandwidth", "alpha", "bandwidth")
+        names = [field.name for field in fields(self)][1:]
         said = (f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) is not None)
         return f"SlowMotion({self.gpu!r}, {', '.join(said)})"
 
     def __repr__(self):
         return self.given
 
-    def run(self, step, *args, **kwargs):
-        """Call `step` on this rank with every operation stretched."""
-        motion = desk.slow = Motion(self)
-        try:
-            with motion:
-                result = step(*args, **kwargs)
-            desk.ended = motion.moment()
-            return result
-        finally:
-            desk.slow = None
-            desk.slipped = motion.slipped
-            motion.close()
+    @contextlib.contextmanager
+    def stretched(self, began: int | None = None):
+        """Stretch every operation of this rank inside the `with`; give its ComputeClock.
 
-    def compute(self, flop: float, nbytes: float) -> float:
-        """Give the unstretched seconds of one operation: the longer side of the roofline."""
-        return max(flop / self.peak, nbytes / self.memory_bandwidth)
+        `began` (ns) is when all ranks of the call began, None where they did not agree on that.
+        """
+        clock = this_rank.slow = ComputeClock(self, began)
+        try:
+            with clock:
+                yield clock
+            clock.ended = clock.moment()
+        finally:
+            this_rank.slow = None
+            clock.close()
 
     def seconds(self, f, *args) -> float:
         """Give the unstretched seconds of all operations in `f(*args)`, which is called once."""
-        from lib.ranks.roofline import Tally
+        from lib.ranks.slow.roofline import Tally
 
-        with Tally() as tally:
+        with Tally(self.stand_ins) as tally:
             f(*args)
         return sum(self.compute(flop, nbytes) for flop, nbytes in tally.costs)
 
-    def moving(self, op: str, ranks: int, nbytes: int) -> float:
-        """Give the unstretched seconds of one collective or message."""
-        return time_of(op, ranks, nbytes, alpha=self.alpha, beta=1 / self.bandwidth)
+    @property
+    def stand_ins(self):
+        """Give what puts a large model's tensors in place of the run's, if it stands for one."""
+        if not self.stands_for:
+            return None
+        from lib.ranks.slow.stand_ins import StandIns
+
+        return StandIns(self.stands_for)
+
+    def bytes_of(self, tensors) -> int:
+        """Give the bytes of tensors, or those that they stand for."""
+        stand_ins = self.stand_ins
+        return stand_ins.bytes_of(tensors) if stand_ins else sum(t.nbytes for t in tensors)
+
+    def describe(self) -> str:
+        """Say in one sentence whose times these are, and what the run stands for."""
+        from lib.predict.provenance import speeds_of
+
+        invented = speeds_of(self).get("invented", False)
+        link = f"an invented link in place of {self.link}" if invented else self.link
+        figures = f"latency {self.alpha * 1e6:.3g} µs, {self.bandwidth / 1e9:,.4g} GB/s one way"
+        large = f" The run stands for {self.stands_for}." if self.stands_for else ""
+        return (
+            f"Durations are those of the {self.gpu} and of {link} ({figures}), played "
+            f"{self.factor:,.6g} times slower.{large}"
+        )

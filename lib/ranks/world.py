@@ -1,56 +1,69 @@
 """A world of ranks that stays warm: call it from a cell; it survives what the cell does wrong."""
 
-import atexit
-import functools
+import contextlib
 import os
 import sys
-import time
-import weakref
+import threading
 
-from lib.ranks import launch, magic, namespace, recorder, together, wire
-from lib.ranks.call import Call, mend
-from lib.ranks.crew import Crew
-from lib.ranks.failures import RankError, ranks_say
-from lib.ranks.interrupts import patient
-
-_worlds: "weakref.WeakSet[World]" = weakref.WeakSet()
-_last: list = []  # the world made last, as a weak reference: `%%ranks` speaks to it
-_LINES = 500  # printed lines of one rank shown in a cell; all of them stay in `world.printed`
+from lib.ranks.gpus.placement import choose
+from lib.ranks.kernel import cell_magic, launch, open_worlds, outgoing, reloads
+from lib.ranks.kernel.calls import Call, mend
+from lib.ranks.kernel.lending import Lending, names_in
+from lib.ranks.kernel.processes import Processes
+from lib.ranks.kernel.stop_button import patient
+from lib.ranks.shared.failures import RankError, ranks_say
+from lib.ranks.state import ambient, namespace
+from lib.ranks.transport import packing
+from lib.ranks.transport.printed import say, show_all
 
 
 class World:
     """N real ranks, one process each, that run your functions and stay warm between calls.
 
-    `World(4)` takes NCCL and one GPU per rank where there are 4 GPUs, else gloo and the CPU;
-    `device="cpu"` forces the CPU, `backend="gloo", device="cuda"` lets ranks share GPUs.
-    `slow_motion=SlowMotion(...)` stretches every operation to a chosen GPU's time.
+    `World(4)` takes NCCL and one GPU per rank where 4 GPUs are free, else gloo and the CPU; it says
+    which when it is shown. A GPU is free if no other World of this machine has it and less than a
+    tenth of its memory is in use. `gpus=[4, 5, 6, 7]` chooses, rank by rank; `device="cuda"` takes
+    also those that are not free, `backend="gloo", device="cuda"` lets ranks share a GPU.
+    `device="cpu"`, or RANKS_DEVICE=cpu in the environment, forces the CPU.
+    `slow_motion=SlowMotion(...)` stretches every operation to a chosen GPU's time, on CPU ranks.
     `patience` is for C++ code that waits without telling: after so many seconds in which no rank
     moves, a collective that some ranks never launched counts as a failure.
     Raises ValueError for a size or device that cannot be, RankError when a call fails.
+
+    A call begins as in the notebook: with its directory, `sys.path`, environment, default dtype,
+    gradient and inference mode, autocast and deterministic mode, and with its modules loaded anew
+    where it did. A rank has its own threads and default device. What a call sets of these ends with
+    it, the environment excepted; what a `%%ranks` cell sets stays, as its names do. Random states,
+    warnings filters and imported modules go on from call to call.
     """
 
-    def __init__(self, size: int, *, device=None, backend=None, slow_motion=None, patience=60.0):
-        self.device, self.backend = _choose(size, device, backend)
+    def __init__(
+        self, size: int, *, device=None, backend=None, gpus=None, slow_motion=None, patience=60.0
+    ):
+        self._placement = placement = choose(size, device, backend, gpus, slow_motion)
+        self.device, self.backend = placement.device, placement.backend
         self.size, self.slow_motion, self.patience = size, slow_motion, patience
+        if placement.note:
+            say(placement.note)
         self.printed: list[str] = [""] * size  # all that each rank printed in the last call
-        self._crew: Crew | None = None
-        self._made: set[str] = (
-            set()
-        )  # names that `%%ranks` cells have made: they are the ranks' own
-        self._lent: dict[int, dict] = {}  # what of the notebook each rank was given, by name
-        self._owner, self._busy = os.getpid(), False
+        self._processes: Processes | None = None
+        self._lending = Lending()  # what of the notebook each rank was given by `%%ranks` cells
+        self._now: tuple = ()  # the notebook's settings, and how often it loaded modules anew
+        self._owner, self._free = os.getpid(), threading.Lock()
         with patient() as interrupts:
-            self._crew = Crew(size, self.device, self.backend, interrupts)
-        _worlds.add(self)
-        _last[:] = [weakref.ref(self)]
-        magic.register()
+            self._processes = Processes(size, placement, interrupts)
+        if interrupts.pressed:  # at a moment when there was nothing left to stop
+            self.close()
+            raise KeyboardInterrupt("The World was closed: it was stopped while it was starting.")
+        open_worlds.opened(self)
+        cell_magic.register()
 
     @classmethod
-    def from_torchrun(cls):
-        """Take this process's place in the world that `torchrun` (or SLURM) has started."""
-        from lib.ranks.torchrun import TorchrunWorld
+    def from_torchrun(cls, **options):
+        """Take this process's place in the world that a launcher started: see TorchrunWorld."""
+        from lib.ranks.launched.torchrun import TorchrunWorld
 
-        return TorchrunWorld()
+        return TorchrunWorld(**options)
 
     def run(self, step, *args, **kwargs) -> list:
         """Call `step(*args, **kwargs)` on every rank; give back what they returned, by rank."""
@@ -60,7 +73,7 @@ class World:
         """Call `step(items[r])` on rank r; give back what they returned, by rank."""
         items = list(items)
         if len(items) != self.size:
-            raise ValueError(f"{len(items)} items for {self.size} ranks: give one to each rank")
+            raise ValueError(f"{len(items)} items for {self.size} ranks: give one to each rank.")
         return self._call([(step, (item,), {}) for item in items])
 
     def live(self, step, *args, **kwargs) -> list:
@@ -69,38 +82,49 @@ class World:
 
     def record(self, step, *args, **kwargs):
         """Do what `run` does, and give back the Ledger of all that happened, with `.results`."""
-        from lib.ranks.records import ledger_of
+        from lib.ranks.kernel.merge_recordings import ledger_of
 
         answers = self._call([(step, args, kwargs)] * self.size, record=True)
         return ledger_of(answers, slow_motion=self.slow_motion, meta={"device": self.device})
 
-    def cell(self, source: str, filename: str, names: dict, ranks=None) -> None:
+    def cell(self, source: str, filename: str, notebook: dict, ranks=None, hidden=()) -> None:
         """Run the text of a `%%ranks` cell on some ranks, in the namespace that stays there.
 
-        `names`: what the cell reads of the notebook ("read"), and which names it makes ("made").
+        What the cell reads of the names in `notebook`, but for those `hidden`, goes there first.
         """
         for rank in ranks or ():
             if not 0 <= rank < self.size:
                 last = self.size - 1
-                raise ValueError(f"there is no rank {rank}: this world has ranks 0 to {last}")
-        calls, same = [], True
-        read = {n: v for n, v in names["read"].items() if n not in self._made}
-        for rank in range(self.size):
-            lent = self._lent.setdefault(rank, {})
-            new = {n: v for n, v in read.items() if n not in lent or lent[n] is not v}
-            calls.append((namespace.run_cell, (source, filename, new), {}))
-            same = same and new.keys() == calls[0][1][2].keys()
-            if ranks is None or rank in ranks:
-                lent.update(new)
-        self._made |= names["made"]
-        self._call(calls[:1] * self.size if same else calls, ranks=ranks)
+                raise ValueError(f"There is no rank {rank}: this World has ranks 0 to {last}.")
+        ranks = list(range(self.size)) if ranks is None else ranks
+        read, made, later = names_in(source, filename)
+        with self._turn() as interrupts:
+            self._lend(notebook, read, hidden, ranks, interrupts)
+            self._lending.made |= made
+            self._lending.watched |= later
+            calls = [(namespace.run_cell, (source, filename), {})] * self.size
+            self._answers(calls, interrupts, ranks)
+
+    def _lend(self, notebook: dict, read: set[str], hidden, ranks: list[int], interrupts) -> None:
+        """Give ranks what they must have of the notebook before a cell runs."""
+        weighed = self._lending.weigh(notebook, read, hidden)
+        processes = {rank: self._processes.by_rank[rank].process for rank in ranks}
+        due = {rank: self._lending.due(processes[rank], weighed) for rank in ranks}
+        parcel = next(self._lending.parcels)
+        for names in set(due.values()) - {frozenset()}:
+            values = {name: weighed[name].value for name in sorted(names)}
+            receivers = [rank for rank in ranks if due[rank] == names]
+            calls = [(namespace.take, (values,), {})] * self.size
+            self._answers(calls, interrupts, receivers, home=notebook)
+            for rank in receivers:
+                self._lending.sent(processes[rank], {n: weighed[n] for n in names}, parcel)
 
     def close(self) -> None:
         """End the ranks and remove what they shared; a second call does nothing."""
-        crew, self._crew = self._crew, None
-        if crew and self._owner == os.getpid():  # a forked child's copy: the ranks are not its own
+        processes, self._processes = self._processes, None
+        if processes and self._owner == os.getpid():  # in a forked child they are not its own
             with patient() as interrupts:
-                crew.close()
+                processes.close()
             if interrupts.pressed:
                 raise KeyboardInterrupt
 
@@ -111,129 +135,107 @@ class World:
         self.close()
 
     def __del__(self):
-        if getattr(self, "_crew", None):
+        if getattr(self, "_processes", None):
             self.close()
 
     def __len__(self):
         return self.size
 
     def __reduce__(self):
-        raise TypeError("a World cannot travel to a rank: the ranks are in it")
+        raise TypeError("A World cannot be sent to a rank, because the ranks are part of it.")
 
     def __repr__(self):
-        state = "" if self._crew else ", closed"
-        slow = f", slow_motion={self.slow_motion}" if self.slow_motion else ""
-        return f"World({self.size}, device={self.device!r}, backend={self.backend!r}{slow}{state})"
+        state = "" if self.is_open else ", closed"
+        slow = f", in slow motion: {self.slow_motion}" if self.slow_motion else ""
+        ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
+        return f"World of {ranks} {self._placement}{slow}{state}"
 
-    def _call(self, calls, *, ranks=None, live=False, record=False) -> list:
-        if not self._crew:
-            raise RuntimeError("this World is closed: make a new one with World(...)")
-        if self._busy:
+    @property
+    def is_open(self) -> bool:
+        """True until the World is closed."""
+        return self._processes is not None
+
+    @property
+    def slow_motion(self):
+        """Give the SlowMotion that calls run in, or None; it can be set where ranks have no GPU."""
+        return self._slow_motion
+
+    @slow_motion.setter
+    def slow_motion(self, speeds):
+        """Let the next calls run in slow motion, or not (None); ValueError for ranks on GPUs."""
+        if speeds:
+            self._placement.refuse_slow_motion()
+        self._slow_motion = speeds
+
+    @contextlib.contextmanager
+    def _turn(self):
+        """Let one thread at a time speak to the ranks; give what tells of the stop button."""
+        if not self._processes:
+            raise RuntimeError("This World is closed. Make a new one with World(...).")
+        if not self._free.acquire(blocking=False):
             raise RuntimeError(
-                "this World is in a call already: wait for it, or make another World"
+                "This World is in a call already. Wait for it, or make another World."
             )
-        ranks = list(range(self.size)) if ranks is None else ranks
-        packed = self._pack(calls, ranks, record)
-        self._busy = True
         try:
             with patient() as interrupts:
-                self._bury_the_dead()
-                call = Call(self._crew, next(self._crew.calls), ranks, interrupts, self.patience)
-                try:
-                    for rank in ranks:
-                        self._crew.send(rank, call.number, live, packed[rank])
-                    return call.wait()
-                finally:
-                    for rank in call.replaced:
-                        self._lent.pop(rank, None)
-                    self._show(call.printed)
+                yield interrupts
+            if interrupts.pressed:  # at a moment when there was nothing left to stop
+                raise KeyboardInterrupt
+        except (AttributeError, KeyError, ValueError, OSError):
+            if self._processes:
+                raise
+            raise RuntimeError("This World was closed while a call was running on it.") from None
         finally:
-            self._busy = False
+            self._free.release()
 
-    def _pack(self, calls, ranks, record) -> list[list]:
-        done: dict[int, list] = {}
-        start = time.monotonic_ns()  # tells this start from any other
-        for call in calls:
-            if id(call) not in done:
-                step, args, kwargs = call
-                if not callable(step):
-                    raise TypeError(f"the first argument must be a function, not {step!r}")
-                if self.slow_motion:
-                    step = functools.partial(self.slow_motion.run, step)
-                if record:
-                    step = functools.partial(recorder.recorded, step)
-                if self.slow_motion or record:
-                    step = functools.partial(together.begin, (start, tuple(ranks)), step)
-                try:
-                    done[id(call)] = wire.pack((step, args, kwargs))
-                except Exception as error:
-                    reason = wire.culprit(args, "the arguments") or wire.culprit(kwargs)
-                    reason = reason or wire.culprit(call[0], "the function") or error
-                    raise RankError(
-                        f"nothing was run: this cannot travel to the ranks.\n  {reason}\n"
-                        "Make it inside the function, on each rank, or keep it in a `%%ranks` cell."
-                    ) from None
-        return [done[id(call)] for call in calls]
+    def _call(self, calls, **options) -> list:
+        with self._turn() as interrupts:
+            return self._answers(calls, interrupts, **options)
 
-    def _bury_the_dead(self) -> None:
-        told = self._crew.bury()
-        if told:
-            dead = [failure.rank for failure in told]
-            for rank in dead:
-                self._lent.pop(rank, None)
-            text = "since the last call " + ranks_say(told) + mend(self._crew, dead, True)
-            raise RankError(text + "\nRun the cell again.", dead[0], told)
+    def _answers(self, calls, interrupts, ranks=None, live=False, record=False, home=None) -> list:
+        ranks = list(range(self.size)) if ranks is None else ranks
+        slow_motion = self.slow_motion if home is None else None
+        packed = outgoing.packed(calls, ranks, slow_motion, record, home)
+        self._report_deaths(interrupts)
+        self._follow(ranks, interrupts)
+        return self._carry_out(ranks, packed, live, interrupts)
 
-    def _show(self, printed: dict[int, list]) -> None:
-        """Print what ranks printed, grouped by rank, in rank order; keep all of it."""
-        for rank in range(self.size):
-            self.printed[rank] = "".join(text for _, text in printed.get(rank, []))
-            lines = self.printed[rank].splitlines()
-            for line in lines[:_LINES]:
-                print(f"rank {rank} │ {line}")
-            if len(lines) > _LINES:
-                more = len(lines) - _LINES
-                print(f"rank {rank} │ … {more:,} more lines: world.printed[{rank}] holds them all")
+    def _carry_out(self, ranks, packed, live, interrupts) -> list:
+        call = Call(self._processes, next(self._processes.calls), ranks, interrupts, self.patience)
+        try:
+            self._processes.send(call.number, live, {rank: packed[rank] for rank in ranks})
+            return call.wait()
+        finally:
+            for rank in range(self.size):
+                self.printed[rank] = show_all(rank, call.printed.get(rank, []))
 
+    def _follow(self, ranks, interrupts) -> None:
+        """Let ranks take over what has changed in the notebook: its settings, reloaded modules."""
+        modules = reloads.loaded_anew()
+        now = ambient.of_notebook(), len(modules)
+        if now != self._now:
+            self._now = now
+        processes = [self._processes.by_rank[rank] for rank in ranks]
+        late, packed = [p for p in processes if p.follows is not self._now], {}
+        if not late:
+            return
+        for process in late:
+            done = process.follows[1] if process.follows else 0
+            packed[process.rank] = packing.pack((reloads.follow, (now[0], modules[done:]), {}))
+            process.follows = (None, len(modules))  # should it fail: a module is tried once
+        self._carry_out(list(packed), packed, False, interrupts)
+        for process in late:
+            process.follows = self._now
 
-def current() -> World | None:
-    """Give the world made last that is still open: the one `%%ranks` cells run on."""
-    world = _last[0]() if _last else None
-    return world if world is not None and world._crew else None
-
-
-def _choose(size, device, backend) -> tuple[str, str]:
-    """Choose device and backend, or say why the wish cannot be granted."""
-    import torch
-
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 64:
-        raise ValueError(f"World({size!r}): the number of ranks is a whole number from 1 to 64")
-    if device not in (None, "cpu", "cuda") or backend not in (None, "gloo", "nccl"):
-        raise ValueError(
-            f"World({size}, device={device!r}, backend={backend!r}): "
-            "the device is 'cpu' or 'cuda', the backend 'gloo' or 'nccl'"
-        )
-    gpus = torch.cuda.device_count()
-    if backend == "nccl" and device == "cpu":
-        raise ValueError("NCCL has no CPU: take backend='gloo', or device='cuda'")
-    if backend == "nccl" and gpus < size:
-        have = f"{gpus} GPU{'s' if gpus != 1 else ''}"
-        other = f", World({gpus}), or World({size}, backend='gloo', device='cuda')" if gpus else ""
-        raise ValueError(
-            f"World({size}) with NCCL needs a GPU for each rank; this machine has {have}. "
-            f"Take World({size}, device='cpu'){other}."
-        )
-    if device == "cuda" and not gpus:
-        raise ValueError("device='cuda' was asked for, and this machine has no GPU")
-    if device is None:
-        device = "cuda" if backend == "nccl" or (backend is None and gpus >= size) else "cpu"
-    return device, backend or ("nccl" if device == "cuda" and gpus >= size else "gloo")
-
-
-@atexit.register
-def _close_all() -> None:
-    for world in list(_worlds):
-        world.close()
+    def _report_deaths(self, interrupts) -> None:
+        """Bring back ranks that died since the last call, and raise RankError that says so."""
+        deaths = self._processes.unnoticed_deaths()
+        if deaths:
+            what_survived = mend(self._processes, True, interrupts)
+            text = f"since the last call {ranks_say(deaths)}{what_survived}\nRun the cell again."
+            raise RankError(text, deaths[0].rank, deaths)
+        if not self._processes.whole:  # the stop button broke off what follows a failure
+            self._processes.recover([], "the stop button ended it", interrupts)
 
 
 if "ipykernel" in sys.modules:  # while the reader reads

@@ -1,4 +1,4 @@
-"""Floor 2: models and their training on one device; nothing here has ever heard of a rank."""
+"""Floor 2: models and their training on one device; nothing here imports anything about ranks."""
 
 from lib.single.batches import Batches, share
 from lib.single.models import GPT, MLP, Chain

@@ -1,23 +1,25 @@
-"""Batches of tokens from a text: which samples come when depends on the seed and nothing else.
+"""Batches of tokens from a text, in an order that depends on the seed alone.
 
-    tokens [B, S], targets [B, S]: the next byte at each place; a vocabulary of 256
+    tokens [B, S], targets [B, S]: the next byte at each position; the vocabulary has 256 entries
 
-Whoever shares a batch takes rows of it, so that the shares put together are the batch itself.
+A share of a batch consists of rows, so all shares together are the batch itself.
 """
 
 from pathlib import Path
 
 import torch
 
-COURSE = Path(__file__).parents[2] / "data" / "course.txt"  # the course's own words, frozen
+from lib.predict.arguments import equal_share
+
+COURSE = Path(__file__).parents[2] / "data" / "course.txt"  # a fixed copy of the course's own text
 
 
 class Batches:
-    """`batches[n]` is the n-th batch, (tokens [B, S], targets [B, S]); `share(batches[n], 0, 4)`.
+    """An endless sequence in which `batches[n]` is the n-th batch, (tokens, targets), [B, S] each.
 
-    The text is cut into samples of `sequence` bytes and the one after. An epoch takes every sample
-    once, in an order drawn from `seed` and the epoch's number; what is too little for a batch at
-    its end is left out. Raises ValueError for a text that does not fill one batch.
+    The text is cut into samples of `sequence` bytes and the byte after. An epoch uses every sample
+    once, in an order drawn from `seed` and the epoch's number; samples at its end that do not fill
+    a batch are left out. Raises ValueError for a text that does not fill one batch.
     """
 
     def __init__(self, batch: int, sequence: int = 64, *, text: str | Path = COURSE, seed: int = 0):
@@ -28,30 +30,30 @@ class Batches:
         self.epoch = len(self.samples) // batch if batch > 0 else 0  # batches in an epoch
         if not self.epoch:
             raise ValueError(
-                f"{len(raw)} bytes are {len(self.samples)} samples of {sequence}: they do not "
-                f"fill a batch of {batch}"
+                f"The text's {len(raw)} bytes make {len(self.samples)} samples of {sequence}, "
+                f"which do not fill a batch of {batch}. Use a longer text or a smaller batch."
             )
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         if number < 0:
-            raise IndexError(f"batches count from 0, and go on for ever: there is no {number}")
-        rows = self.samples[self.places(number)].long()
+            raise IndexError(f"There is no batch {number}: batches count from 0.")
+        rows = self.samples[self.sample_numbers(number).to(self.samples.device)].long()
         rows = rows.to(torch.get_default_device())
         return rows[:, :-1], rows[:, 1:]
 
-    def places(self, number: int) -> torch.Tensor:
-        """Say which samples of the text, by number, make up batch `number`: [B]."""
-        epoch, place = divmod(number, self.epoch)
+    def sample_numbers(self, number: int) -> torch.Tensor:
+        """Return the numbers of the text's samples that make up batch `number`: [B]."""
+        epoch, position = divmod(number, self.epoch)
         generator = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.samples), generator=generator, device="cpu")
-        return order[place * self.batch : (place + 1) * self.batch]
+        return order[position * self.batch : (position + 1) * self.batch]
 
 
 def share(batch, part: int, parts: int):
-    """Give rows `part`·B/parts up to the next part's of every tensor in `batch`: [B/parts, ...].
+    """Return the rows of one of `parts` equal shares of every tensor in `batch`: [B/parts, ...].
 
-    Takes one tensor, or nested lists, tuples and dicts of them. Raises ValueError if they do not
-    share equally.
+    `batch` is one tensor, or nested lists, tuples and dicts of tensors; `part` counts from 0.
+    Raises ValueError if the rows cannot be shared equally.
     """
     if isinstance(batch, dict):
         return {key: share(value, part, parts) for key, value in batch.items()}
@@ -61,8 +63,8 @@ def share(batch, part: int, parts: int):
     if not isinstance(batch, torch.Tensor):
         return batch
     if not 0 <= part < parts:
-        raise ValueError(f"there is no part {part} of {parts}: they count from 0")
-    rows = batch.shape[0] if batch.dim() else 1
-    if not batch.dim() or rows % parts:
-        raise ValueError(f"dim 0 has {rows} entries: {parts} cannot share them equally")
-    return batch[part * rows // parts : (part + 1) * rows // parts]
+        raise ValueError(f"There is no part {part} of {parts}: parts count from 0.")
+    if not batch.dim():
+        raise ValueError("A batch of a single number, a tensor without dims, cannot be shared.")
+    size = equal_share(batch.shape[0], parts, sharers="{} ranks or devices")
+    return batch[part * size : (part + 1) * size]

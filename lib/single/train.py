@@ -1,35 +1,34 @@
-"""The plain step, on one device: the truth that every method is compared with."""
+"""The plain training step on one device, with which every method is compared."""
 
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
+from lib.predict.arguments import equal_share
+
 
 def next_token_loss(logits, targets):
-    """Mean surprise over all tokens, in nats: logits [B, S, V], targets [B, S] -> []."""
+    """Return the mean cross-entropy over all tokens, in nats: logits [B, S, V], targets [B, S]."""
     return cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def mean_squares(outputs, targets):
-    """Mean squared distance over all entries: [B, O], [B, O] -> []."""
+    """Return the mean squared error over all entries: [B, O], [B, O] -> []."""
     return mse_loss(outputs, targets)
 
 
 def train_step(model, optimizer, batch, loss=next_token_loss, microbatches: int = 1):
-    """Forward, backward, step; give the loss of `batch`, a pair (inputs, targets), as a tensor [].
+    """Run forward, backward and step; return the loss of `batch`, (inputs, targets): [].
 
-    With `microbatches` the gradients of that many equal parts add up to the whole batch's: each
-    part's loss is a mean, so each counts 1/microbatches. Raises ValueError where they do not share.
+    With `microbatches` the gradients of that many equal parts add up to those of the whole batch:
+    each part's loss is a mean, so it is divided by the number of microbatches. Raises ValueError
+    where the parts would not be equal.
     """
     inputs, targets = batch
-    if inputs.shape[0] % microbatches:
-        raise ValueError(
-            f"dim 0 has {inputs.shape[0]} entries: {microbatches} microbatches cannot share them "
-            "equally"
-        )
+    equal_share(inputs.shape[0], microbatches, sharers="{} microbatches")
     optimizer.zero_grad()
     total = torch.zeros((), device=inputs.device)
-    for part, wanted in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
-        value = loss(model(part), wanted) / microbatches
+    for part, part_targets in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
+        value = loss(model(part), part_targets) / microbatches
         value.backward()
         total = total + value.detach()
     optimizer.step()
@@ -37,5 +36,5 @@ def train_step(model, optimizer, batch, loss=next_token_loss, microbatches: int 
 
 
 def train(model, optimizer, batches, steps: int, loss=next_token_loss) -> list[float]:
-    """Take `steps` plain steps along `batches[0]`, `batches[1]`, ...; give the losses."""
+    """Train for `steps` steps on `batches[0]`, `batches[1]`, ...; return the losses."""
     return [train_step(model, optimizer, batches[n], loss).item() for n in range(steps)]

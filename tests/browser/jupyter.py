@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from lib.course.steps import surroundings
+from lib.course.tools.steps import surroundings
 from tests.browser.seen import PATIENCE, Seen, alive
 
 NAMES = sorted(path.stem for path in (Path(__file__).parent / "cells").glob("*.py"))

@@ -1,10 +1,10 @@
-"""The two faces of a picture side by side: what is drawn, and what has room."""
+"""What is drawn in the browser: as on a still, and with room for it."""
 
 
 def same(seen, picture) -> None:
-    """Mark for mark the living picture is the still: kind, place, text, colours, to 0.1 px."""
+    """Mark for mark the browser draws the still of `picture`, whatever led there."""
     theirs = seen.marks
-    assert seen.ask("p => Math.round(p.laid.height)") == picture.height
+    assert seen.ask("p => Math.round(p.laid.height)") == picture.still().height
     assert len(theirs) == len(picture.marks)
     for a, b in zip(theirs, picture.marks):
         assert (a["kind"], a.get("text", "")) == (b.kind, b.text)

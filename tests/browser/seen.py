@@ -34,6 +34,16 @@ class Seen:
         return self.node.locator(".mrom-status").inner_text()
 
     @property
+    def heading(self) -> str:
+        """The sentence above the picture, or nothing."""
+        return self.node.locator(".mrom-heading").inner_text()
+
+    @property
+    def caption(self) -> str:
+        """What its numbers are, as it says below the picture."""
+        return self.node.locator(".mrom-caption").inner_text()
+
+    @property
     def tip(self) -> str:
         """What the tooltip says, or nothing."""
         tip = self.node.locator(".mrom-tip")
@@ -92,7 +102,7 @@ class Seen:
         """Presses a key on the canvas; returns what a screen reader is told."""
         self.canvas.press(key)
         self.settle()
-        return self.node.locator(".mrom-voice").inner_text()
+        return self.node.locator(".mrom-announcement").inner_text()
 
     def colours(self) -> set[str]:
         """The colours on the canvas: a blank one has at most one."""

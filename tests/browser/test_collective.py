@@ -6,8 +6,8 @@ import statistics
 import pytest
 
 from lib.draw import collective
-from lib.predict import traffic
-from lib.predict.rounds import PLANS, all_to_all, halving_doubling, ring
+from lib.predict.collectives import formulas
+from lib.predict.collectives.plans import PLANS, all_to_all, halving_doubling, ring
 from tests.browser.same import crowded, same
 
 EVERY = {**PLANS, "all_to_all": all_to_all}
@@ -30,29 +30,11 @@ def rounds(seen, number=None) -> int:
     return int(slider.evaluate("input => input.max"))
 
 
-# --- the two faces
+# --- on a phone
 
 
-SOME = [(kind, 3, None) for kind in EVERY]
-SOME += [(kind, 8, view) for kind in ("ring", "all_to_all") for view in ("ring", "rows")]
-SOME += [("tree", 2, "ring"), ("halving_doubling", 7, "ring"), ("everyone", 5, "rows")]
 PHONE = [("ring", "ring"), ("ring", "rows"), ("tree", "rows"), ("all_to_all", "ring")]
 PHONE += [("everyone", "rows")]
-
-
-@pytest.mark.parametrize(("kind", "n", "view"), SOME)
-def test_the_still_is_the_first_frame(bench_page, kind, n, view):
-    picture = collective(EVERY[kind](n), view=view)
-    same(bench_page(picture, 640), picture)
-
-
-@pytest.mark.parametrize(
-    ("ops", "n"),
-    [(("reduce_scatter", "all_gather"), 4), (("all_to_all", "all_gather"), 8), (("gather",), 2)],
-)
-def test_before_and_after_is_the_still(bench_page, ops, n):
-    picture = collective(*ops, ranks=n)
-    same(bench_page(picture, 640), picture)
 
 
 @pytest.mark.parametrize(("kind", "view"), PHONE)
@@ -77,7 +59,7 @@ def test_a_phone_has_room_for_before_and_after(bench_page, ops):
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("n", [4, 7])
 def test_rounds_and_bytes_on_the_page_are_the_formulas(bench_page, kind, n):
-    counted = traffic.all_reduce(kind, n, 1001)
+    counted = formulas.all_reduce(kind, n, 1001)
     seen = bench_page(collective(PLANS[kind](n), numel=1001))
     assert rounds(seen) == counted.rounds
     assert seen.status.startswith("Sent so far: 0 bytes")
@@ -91,7 +73,7 @@ def test_rounds_and_bytes_on_the_page_are_the_formulas(bench_page, kind, n):
 
 
 def test_an_all_to_all_on_the_page_is_the_formula(bench_page):
-    wire = traffic.collective("all_to_all", 5, 4000)
+    wire = formulas.collective("all_to_all", 5, 4000)
     seen = bench_page(collective(all_to_all(5), numel=1000))
     rounds(seen, wire.rounds)
     assert f"Sent so far: {round(wire.bytes):,} bytes by each rank" in seen.status
@@ -281,7 +263,7 @@ def test_pieces_fly_from_one_grid_to_the_next(bench_page):
 
 
 def test_in_jupyterlab_a_ring_plays_to_the_bytes_of_the_formula(running):
-    seen, counted = running("collective"), traffic.all_reduce("ring", 4, 250_000)
+    seen, counted = running("collective"), formulas.all_reduce("ring", 4, 250_000)
     assert rounds(seen) == counted.rounds
     rounds(seen, counted.rounds - 1)
     seen.node.get_by_role("button", name="Rounds: play").click()

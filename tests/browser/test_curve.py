@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from lib.draw import curve, style
+from lib.draw import curve
+from lib.draw.parts import style
+from lib.predict.collectives.formulas import cost, fit
 from lib.predict.hardware import sweep, sweeps
-from lib.predict.traffic import cost, fit
-from tests.browser.same import crowded, same
+from tests.browser.same import crowded
 
 SWEEP = sweep(sweeps()[0])
 RANKS = [2**k for k in range(1, 11)]
@@ -26,12 +27,6 @@ def models():
 
 def beside():
     return curve({"a": ([1000, 1e6], [1e-5, 2e-3])}, {"b, on paper": ([100, 1e7], [1e-6, 1e-2])})
-
-
-@pytest.mark.parametrize("made", [measured, models, beside])
-def test_the_still_is_the_first_frame(bench_page, made):
-    picture = made()
-    same(bench_page(picture, 640), picture)
 
 
 @pytest.mark.parametrize("made", [measured, models, beside])

@@ -1,9 +1,12 @@
-"""Guesses, alive: committed by keyboard, kept until the page is closed, told in the reveal."""
+"""Guesses, alive: entered by keyboard, kept over a reload, and the reveal covered until then."""
 
 import pytest
 
-from lib.draw import guess, live
+from lib.draw import guess
 from lib.draw.guess import in_units
+from lib.draw.parts import javascript, style
+from tests.browser.seen import alive
+from tests.every import every
 
 HOW_MANY = "Four ranks hold 1,000,000 bytes each. How many bytes does rank 0 send?"
 RANKS = ["rank 0", "rank 1", "rank 2", "rank 3"]
@@ -18,20 +21,20 @@ BESIDE = """async ([text, data]) => {
     document.querySelector("#here").after(place);
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
     const model = { get: (name) => ({ data })[name], on() {}, off() {}, send() {} };
-    const end = await (await import(url)).mount(place, model);
+    const { mount, picture } = await import(url);
+    const end = await mount(picture, place, model);
     window.take = () => end();
 }"""
 
 
 def own(page, name, cases):
     """What a function of the browser's side answers to each case."""
-    return page.evaluate(OWN, [live.module("guess"), name, cases])
+    return page.evaluate(OWN, [javascript.module("guess"), name, cases])
 
 
 @pytest.fixture
 def asked(bench_page):
     """`asked(picture, reveal)`: both on one page on which nothing was said yet."""
-    from tests.browser.seen import alive
 
     def show(first, second=None):
         seen = bench_page(first)
@@ -40,7 +43,7 @@ def asked(bench_page):
         if second is None:
             return seen
         data = {"summary": second.summary} | second.live[1]
-        seen.page.evaluate(BESIDE, [live.module("guess"), data])
+        seen.page.evaluate(BESIDE, [javascript.module("guess"), data])
         nodes = seen.page.locator("figure.mrom")
         return alive(nodes.nth(0), "guess"), alive(nodes.nth(1), "reveal")
 
@@ -51,40 +54,24 @@ def texts(seen):
     return " ".join(mark["text"] for mark in seen.marks if mark["kind"] == "text")
 
 
+COVERED = "The answer is covered until you have made a guess."
+
+
+def is_covered(reveal, answer: str) -> None:
+    """Nobody sees, hears or finds the answer on the page."""
+    assert COVERED in texts(reveal) and answer not in texts(reveal)
+    told = [mark.get("about") or "" for mark in reveal.marks]
+    told += [reveal.canvas.get_attribute("aria-label")]
+    told += [reveal.node.locator(".mrom-summary pre").text_content(), reveal.status]
+    assert not any(answer in text for text in told)
+    assert answer not in reveal.node.inner_text()
+
+
 def say(seen, text):
-    """Types an answer and commits it with Enter, as a reader does."""
+    """Types an answer and presses Enter, as a reader does."""
     seen.node.get_by_role("textbox").fill(text)
     seen.page.keyboard.press("Enter")
     seen.settle()
-
-
-def is_still(seen, drawn):
-    """What is painted is the still: kind, place, size and text, to a tenth of a pixel."""
-    assert len(seen.marks) == len(drawn.marks)
-    for theirs, ours in zip(seen.marks, drawn.marks):
-        assert (theirs["kind"], theirs.get("text", "")) == (ours.kind, ours.text)
-        for name in "xywh":
-            assert theirs.get(name, 0) == pytest.approx(getattr(ours, name), abs=0.1)
-    assert seen.ask("p => p.laid.height") == pytest.approx(drawn.height, abs=1)
-
-
-LONG = "Of all the very many ranks of this very long question, " * 4 + "which one waits?"
-
-
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        guess(HOW_MANY, unit="bytes"),
-        guess(HOW_MANY, unit="bytes").reveal(3_000_000),
-        guess("Which rank waits?", choices=RANKS),
-        guess("Which rank waits?", choices=RANKS * 0 + [f"the rank number {n}" for n in range(9)])
-        .reveal("the rank number 8"),
-        guess(LONG),
-    ],
-    ids=["number", "reveal", "choices", "right choice", "long"],
-)  # fmt: skip
-def test_the_still_is_the_first_frame(asked, drawn):
-    is_still(asked(drawn), drawn)
 
 
 # --- numbers
@@ -140,7 +127,7 @@ def test_a_value_is_said_as_the_still_says_it(page):
     values = [0, 1, -2, 3_000_000, 0.75, 2 / 3, 1234567.8, 1234.5, 2.5, 0.0123, 1e20, 1.5e-7,
               999.96, 2e15, 1e-4, 12.3456]  # fmt: skip
     cases = [(value, unit) for value in values for unit in ("bytes", "s", "", "FLOP", "%")]
-    assert own(page, "sayGuess", cases) == [in_units(*case) for case in cases]
+    assert own(page, "inUnits", cases) == [in_units(*case) for case in cases]
 
 
 FAR = [
@@ -163,14 +150,12 @@ def test_how_far_off_it_was_is_told_in_words(page):
 # --- on the page
 
 
-def test_an_answer_is_committed_by_enter_and_the_reveal_follows_at_once(asked):
+def test_an_answer_is_given_by_enter_and_the_reveal_follows_at_once(asked):
     size = guess(HOW_MANY, unit="bytes")
     question, reveal = asked(size, size.reveal(3_000_000))
-    assert "You said" not in texts(reveal) and reveal.ask("p => p.laid.summary") == repr(
-        size.reveal(3_000_000)
-    )
+    is_covered(reveal, "3,000,000")
     say(question, "6 MB")
-    assert question.status == "You say 6,000,000 bytes. It counts: read on."
+    assert question.status == "Your guess is 6,000,000 bytes. Now read on."
     assert "You said 6,000,000 bytes: 2 times too much." in texts(reveal)
     assert reveal.ask("p => p.laid.summary").endswith("2 times too much.")
     assert not question.node.get_by_role("textbox").is_visible()
@@ -188,7 +173,7 @@ def test_the_reveal_that_comes_later_knows_what_was_said(asked):
     say(question, "3,000,000")
     reveal = size.reveal(3_000_000)
     data = {"summary": reveal.summary} | reveal.live[1]
-    question.page.evaluate(BESIDE, [live.module("guess"), data])
+    question.page.evaluate(BESIDE, [javascript.module("guess"), data])
     told = "() => document.querySelectorAll('figure.mrom')[1].picture?.laid.summary"
     question.page.wait_for_function(told)
     assert question.page.evaluate(told).endswith("You said 3,000,000 bytes: right.")
@@ -198,7 +183,7 @@ def test_the_answer_is_there_when_the_picture_is_shown_again(asked, bench_page):
     size = guess(HOW_MANY, unit="bytes")
     say(asked(size), "4e6")
     again = bench_page(guess(HOW_MANY, unit="bytes"))
-    assert again.status == "You say 4,000,000 bytes. It counts: read on."
+    assert again.status == "Your guess is 4,000,000 bytes. Now read on."
     assert not again.node.get_by_role("textbox").is_visible()
     other = bench_page(guess("Another question?"))
     assert other.node.get_by_role("textbox").is_visible() and other.status == ""
@@ -225,14 +210,14 @@ def test_guessing_again_is_possible_and_told(asked):
     assert sum(m.get("id") in (0, 1) for m in reveal.marks) == 2
 
 
-def test_a_wrong_entry_gets_a_sentence_and_nothing_is_committed(asked):
+def test_a_wrong_entry_gets_a_sentence_and_nothing_is_kept(asked):
     size = guess(HOW_MANY, unit="bytes")
     question, reveal = asked(size, size.reveal(3_000_000))
     say(question, "3,5")
     assert question.status.startswith("“3,5”: write 3.5 with a point")
     assert "You said" not in texts(reveal)
     say(question, "35")
-    assert question.status == "You say 35 bytes. It counts: read on."
+    assert question.status == "Your guess is 35 bytes. Now read on."
 
 
 def test_a_choice_is_a_button_and_the_reveal_marks_it(asked):
@@ -247,9 +232,12 @@ def test_a_choice_is_a_button_and_the_reveal_marks_it(asked):
     button("rank 1").focus()
     question.page.keyboard.press("Enter")
     question.settle()
-    assert question.status == "You say rank 1. It counts: read on."
+    assert question.status == "Your guess is rank 1. Now read on."
     assert [b.inner_text() for b in buttons.all() if b.is_visible()] == ["Guess again"]
     assert "You said rank 1: not this time." in texts(reveal)
+    right = next(m for m in reveal.marks if m.get("id") == "rank 3")
+    assert right["about"] == "rank 3: the answer"
+    assert right["fill"] == list(style.COMPUTE["backward for weights"])
     mine = next(m for m in reveal.marks if m.get("id") == "rank 1")
     you = next(m for m in reveal.marks if m.get("text") == "you")
     assert you["x"] == pytest.approx(mine["x"] + mine["w"] / 2, abs=0.1)
@@ -257,6 +245,47 @@ def test_a_choice_is_a_button_and_the_reveal_marks_it(asked):
     button("rank 3").click()
     question.settle()
     assert "You said rank 3: right. Before that: rank 1 (not this time)." in texts(reveal)
+
+
+def test_choices_that_do_not_fit_go_on_below(asked):
+    names = [f"the rank with number {n}" for n in range(9)]
+    who = guess("Which?", choices=names)
+    question, reveal = asked(who, who.reveal(names[3]))
+    question.node.get_by_role("button", name=names[2]).click()
+    reveal.settle()
+    boxes = [m for m in reveal.marks if (m.get("about") or "").startswith("the rank with")]
+    assert len(boxes) == 9 and len({m["y"] for m in boxes}) > 1
+    wide, high = (reveal.ask(f"p => p.{what}") for what in ("width", "laid.height"))
+    assert every(m["x"] + m["w"] <= wide and m["y"] + m["h"] <= high for m in boxes)
+
+
+def test_show_me_uncovers_and_cover_again_forgets(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    reveal.control("Show me").focus()
+    reveal.page.keyboard.press("Enter")
+    reveal.settle()
+    assert "It is 3,000,000 bytes." in texts(reveal) and "You said" not in texts(reveal)
+    assert question.node.get_by_role("textbox").is_visible(), "a guess may still be made"
+    say(question, "6 MB")
+    assert "You said 6,000,000 bytes" in texts(reveal)
+    reveal.control("Cover again").click()
+    reveal.settle()
+    is_covered(reveal, "3,000,000")
+    assert question.node.get_by_role("textbox").is_visible()
+
+
+def test_paper_has_the_answer_below_its_question(asked):
+    size = guess(HOW_MANY, unit="bytes")
+    _, reveal = asked(size, size.reveal(3_000_000))
+    printed = reveal.node.locator(".mrom-printed")
+    assert not printed.is_visible()
+    reveal.page.emulate_media(media="print")
+    try:
+        assert printed.inner_text() == "It is 3,000,000 bytes."
+        assert not reveal.control("Show me").is_visible()
+    finally:
+        reveal.page.emulate_media(media="screen")
 
 
 def test_an_answer_without_a_ratio_is_told_without_a_line(asked):
@@ -301,20 +330,50 @@ def test_the_line_of_distances_fits_any_width(asked, width, off):
     reveal.screenshot(f"guess-{width}-{off:g}")
 
 
-def test_the_book_keeps_an_answer_without_a_kernel(in_book):
+def in_section(page, name):
+    """The picture of a section of the book's page."""
+    return alive(page.locator(f"section#{name} figure.mrom"), name)
+
+
+def test_the_book_keeps_an_answer_over_a_reload_without_a_kernel(in_book):
     question = in_book("guess")
+    is_covered(in_section(question.page, "reveal"), "3,000,000")
     say(question, "1.5 MB")
-    assert question.status == "You say 1,500,000 bytes. It counts: read on."
+    assert question.status == "Your guess is 1,500,000 bytes. Now read on."
     reveal = question.page.locator("section#reveal figure.mrom")
     reveal.scroll_into_view_if_needed()
     told = reveal.evaluate("(figure) => figure.picture.laid.summary")
     assert told.endswith("You said 1,500,000 bytes: 2 times too little.")
+    question.page.reload()
+    again, reveal = (in_section(question.page, name) for name in ("guess", "reveal"))
+    assert again.status == "Your guess is 1,500,000 bytes. Now read on."
+    assert "You said 1,500,000 bytes: 2 times too little." in texts(reveal)
+    reveal.control("Cover again").click()
+    question.page.reload()
+    is_covered(in_section(question.page, "reveal"), "3,000,000")
 
 
-def test_enter_commits_in_jupyterlab_too(running):
+def test_the_book_without_scripts_folds_the_answer(book_page):
+    page = book_page(scripts=False)
+    fold = page.locator("section#reveal details")
+    assert not fold.get_by_text("It is 3,000,000 bytes.").is_visible()
+    fold.locator("summary").click()
+    assert fold.get_by_text("It is 3,000,000 bytes.").is_visible()
+
+
+def test_an_untrusted_notebook_folds_the_answer(opened):
+    page = opened("untrusted fold", trust=False)
+    fold = page.locator(".jp-OutputArea details")
+    fold.scroll_into_view_if_needed()
+    assert not fold.get_by_text("It is 3,000,000 bytes.").is_visible()
+    fold.locator("summary").click()
+    assert fold.get_by_text("It is 3,000,000 bytes.").is_visible()
+
+
+def test_enter_works_in_jupyterlab_too(running):
     question = running("guess")
     say(question, "12 MB")
-    assert question.status == "You say 12,000,000 bytes. It counts: read on."
+    assert question.status == "Your guess is 12,000,000 bytes. Now read on."
     focused = question.node.evaluate("(figure) => figure.ownerDocument.activeElement.textContent")
     assert focused == "Guess again"
     question.page.keyboard.press("Enter")

@@ -1,12 +1,12 @@
-"""The living picture of memory: the still's twin; hover, zoom, play, the peak."""
+"""The living picture of memory: hover, zoom, play, the peak."""
 
 import pytest
 
 from lib.draw import memory, timeline
 from lib.ledger import Ledger, Row
-from lib.predict.play import Costs, play
-from lib.predict.schedule import one_f_one_b
-from tests.browser.same import crowded, same
+from lib.predict.pipeline.play import Costs, play
+from lib.predict.pipeline.schedules import one_f_one_b
+from tests.browser.same import crowded
 
 MIB = 2**20
 
@@ -26,11 +26,6 @@ def two_ranks():
 def played():
     costs = Costs(1e-3, 1e-3, 1e-3, send=1e-4, activation=50_000_000)
     return play(one_f_one_b(4, 8), costs).ledger
-
-
-@pytest.mark.parametrize("made", [two_ranks, played])
-def test_at_640_px_it_is_the_still(bench_page, made):
-    same(bench_page(memory(made())), memory(made()))
 
 
 def test_hover_tells_what_is_alive_at_that_moment(bench_page):
@@ -70,6 +65,17 @@ def test_the_play_head_says_what_every_rank_holds(bench_page):
     )
 
 
+def test_two_recordings_are_told_apart(bench_page):
+    seen = bench_page(memory({"GPipe": played(), "1F1B": played()}))
+    areas = [m for m in seen.marks if m["kind"] == "area"]
+    assert seen.hover({**areas[0], "x": 300, "w": 0, "y": areas[0]["points"][0][1] - 4, "h": 0})
+    assert seen.tip.startswith("GPipe, rank 0 at ")
+    assert seen.status.startswith("Peak: 200 MB on GPipe, rank 0 at ")
+    seen.ask("p => p.set({ at: p.shape.controls[0].max * 0.5 })")
+    seen.settle()
+    assert "GPipe, rank 0 and 1F1B, rank 0: " in seen.status.splitlines()[-1]
+
+
 def test_memory_and_timeline_are_zoomed_and_played_together(bench_page):
     seen = bench_page(timeline(played(), memory=True))
     span = seen.ask("p => p.shape.controls[0].max")
@@ -87,6 +93,7 @@ def test_memory_and_timeline_are_zoomed_and_played_together(bench_page):
 def test_words_have_room_at_any_width(bench_page):
     for width in (360, 400, 900, 1200):
         assert not crowded(bench_page(memory(played()), width=width))
+        assert not crowded(bench_page(memory({"one": played(), "other": played()}), width=width))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -8,11 +8,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 
+import nbformat  # noqa: E402
 from docutils import nodes  # noqa: E402
 from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
+from sphinx.util.logging import getLogger  # noqa: E402
 
-from lib.course.book import pages  # noqa: E402 (a line above makes it importable)
-from lib.course.widgets import VIEW  # noqa: E402
+from lib.course.tools.book import pages  # noqa: E402 (a line above makes it importable)
+from lib.course.tools.widgets import VIEW, lifeless, lifeless_in_page  # noqa: E402
 
 project = "Many Ranks, One Model"
 author = "The Many Ranks, One Model authors"
@@ -33,6 +35,7 @@ myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_theme_options = {
     "navbar_persistent": [],  # else a second search bar
     "use_download_button": False,
@@ -67,13 +70,17 @@ class Stills(SphinxPostTransform):
             for image in [n for kind in kinds.values() for n in kind.findall(nodes.image)]:
                 if "text/plain" in kinds:
                     image["alt"] = kinds["text/plain"].astext()
-                if VIEW in kinds:
+                if VIEW in kinds and "text/html" not in kinds:
                     image["classes"].append("picture-still")
                     kinds[VIEW].append(image.deepcopy())
+            if VIEW in kinds and "text/html" in kinds:  # a covered answer: what folds is better
+                still = nodes.container(classes=["picture-still"])
+                still.extend(part.deepcopy() for part in kinds["text/html"].children)
+                kinds[VIEW].append(still)
 
 
 def close(app, exception) -> None:
-    """Gives the site its front door and refuses a page that would fetch from outside the site."""
+    """Gives the site its front door, and refuses what does not live or comes from outside."""
     if exception or app.builder.format != "html":
         return
     out = Path(app.outdir)
@@ -82,9 +89,24 @@ def close(app, exception) -> None:
         f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
         f'<meta http-equiv="refresh" content="0; url={home}"><a href="{home}">{project}</a>\n'
     )
+    for page in pages(ROOT):
+        for sentence in pictures_missing(page["file"], out):
+            getLogger(__name__).warning(sentence)  # which is an error where the book is published
     for page in [*out.rglob("*.html"), *out.rglob("*.css")]:
         for found in OUTSIDE.findall(page.read_text(encoding="utf-8", errors="replace")):
-            raise RuntimeError(f"{page.relative_to(out)} fetches from outside the site: {found}")
+            raise RuntimeError(f"{page.relative_to(out)} fetches from outside the site: {found}.")
+
+
+def pictures_missing(file: str, out: Path) -> list[str]:
+    """A sentence for each picture of a chapter that should live in the book and does not."""
+    if not file.endswith(".ipynb"):
+        return []
+    notebook = nbformat.read(ROOT / file, as_version=4)
+    page = (out / file).with_suffix(".html").read_text(encoding="utf-8")
+    wrong = lifeless(notebook) or lifeless_in_page(notebook, page)
+    number = Path(file).stem.split("-")[0]
+    remedy = f"`make refresh CHAPTER={number} FRESH=1` stores the pictures anew."
+    return [f"{file}, {sentence} {remedy}" for sentence in wrong]
 
 
 def setup(app) -> None:

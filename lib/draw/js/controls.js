@@ -1,12 +1,14 @@
-// Real buttons and inputs with labels. A control is data: {kind, name, label, ...}, or a function
-// that makes it from the state; `build` gives its node and what brings it up to date.
+// Real buttons and inputs with labels. A control is data: {kind, name, label, hidden, ...}, or a
+// function that makes it from the state. Each kind has a builder, which gives its node and what
+// brings it up to date; `now()` is the control as it is now, `set(changes)` changes the state.
 
-const hears = /^(button|input|select|textarea|summary|canvas|pre)$/; // may have the focus
+const focusable = /^(button|input|select|textarea|summary|canvas|pre)$/;
 
-export function make(tag, more = {}, ...children) {
+// Makes a node of the page: attributes, `text`, listeners (`onclick`), children.
+export function element(tag, more = {}, ...children) {
   const node = document.createElement(tag);
   // JupyterLab would cut the cell at an x; it asks the node that has the focus, not those around it
-  if (hears.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");
+  if (focusable.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(more)) {
     if (name === "text") node.textContent = value;
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -17,161 +19,215 @@ export function make(tag, more = {}, ...children) {
   return node;
 }
 
-const builders = {
-  // A number on a line: {min, max, step, show: value => words}.
-  slider(now, set, state) {
-    const input = make("input", {
-      type: "range",
-      oninput: () => set({ [now().name]: Number(input.value) }),
-    });
-    const value = make("output");
-    const words = make("span", { text: now().label });
-    const node = make("label", { class: "mrom-slider" }, words, input, value);
-    return [node, () => {
-      const { name, min, max, step = 1, show = String, label } = now();
-      Object.assign(input, { min, max, step, value: state[name] });
-      words.textContent = label;
-      value.textContent = show(state[name], state);
-      input.setAttribute("aria-valuetext", value.textContent);
-    }];
-  },
-
-  // One of several: {options: [[value, words], ...]}.
-  choice(now, set, state) {
-    const input = make("select", {
-      onchange: () => set({ [now().name]: now().options[input.selectedIndex][0] }),
-    });
-    const node = make("label", { class: "mrom-choice" }, make("span", { text: now().label }), input);
-    let listed = "";
-    return [node, () => {
-      const { name, options } = now(), text = JSON.stringify(options);
-      if (text !== listed) {
-        input.replaceChildren(...options.map(([, words]) => make("option", { text: words })));
-        listed = text;
-      }
-      input.selectedIndex = options.findIndex(([value]) => value === state[name]);
-    }];
-  },
-
-  // Yes or no.
-  toggle(now, set, state) {
-    const input = make("input", {
-      type: "checkbox",
-      onchange: () => set({ [now().name]: input.checked }),
-    });
-    const node = make("label", { class: "mrom-toggle" }, input, make("span", { text: now().label }));
-    return [node, () => (input.checked = Boolean(state[now().name]))];
-  },
-
-  // Does something: press(state) returns what changes; off(state) says when it cannot; `says` is
-  // its name where the label is a sign.
-  button(now, set, state) {
-    const node = make("button", { type: "button", onclick: () => set(now().press(state) || {}) });
-    return [node, () => {
-      node.textContent = now().label;
-      node.disabled = Boolean(now().off?.(state));
-      if (now().says) node.setAttribute("aria-label", (node.title = now().says));
-    }];
-  },
-
-  // A line of text and a button: enter(text, state) returns what changes. {action, hint, type}
-  entry(now, set, state) {
-    const { label, action, hint = "", type = "text" } = now();
-    const give = () => set(now().enter(input.value, state) || {});
-    const onkeydown = (event) => { // JupyterLab lets no form be submitted
-      if (event.key !== "Enter" || event.isComposing) return;
-      event.preventDefault();
-      give();
-    }; // prettier-ignore
-    const more = { type, placeholder: hint, autocomplete: "off", inputmode: now().mode };
-    const input = make("input", { ...more, onkeydown });
-    const button = make("button", { type: "button", text: action, onclick: give });
-    const words = make("label", { class: "mrom-entry" }, make("span", { text: label }), input);
-    const node = make("form", { onsubmit: (event) => event.preventDefault() }, words, button);
-    return [node, () => {
-      input.disabled = button.disabled = Boolean(now().off?.(state));
-      const given = now().given?.(state);
-      if (given !== undefined && document.activeElement !== input) input.value = given;
-    }];
-  },
-
-  // Runs state[name] from min to max in `seconds`, whole steps where `step` is given. With `jump`
-  // it moves all the time, and back and ahead go to the next multiple: ahead by moving there.
-  player(now, set, state) {
-    let last = 0, running = false, carried = 0, until = null;
-    const { label, name } = now();
-    const go = (to) => {
-      const { min, max } = now();
-      set({ [name]: Math.min(max, Math.max(min, to)) });
-    };
-    const hold = () => ((running = false), set({}));
-    const tick = (time) => {
-      if (!running || !node.isConnected) return void (running = false);
-      const { min, max, step, seconds } = now();
-      carried += ((time - (last || time)) / 1000 / seconds) * (max - min);
-      last = time;
-      const moved = step ? Math.floor(carried / step) * step : carried, end = until ?? max;
-      if (moved) (carried -= moved), go(Math.min(end, state[name] + moved));
-      if (state[name] >= end) return hold();
-      requestAnimationFrame(tick);
-    };
-    const start = (end) => {
-      const waits = !running; // else a tick is on its way
-      [running, last, carried, until] = [true, 0, 0, end];
-      set({});
-      if (waits) requestAnimationFrame(tick);
-    };
-    const play = () => {
-      if (running) return hold();
-      if (state[name] >= now().max) go(now().min);
-      start(null);
-    };
-    const jump = (way) => () => {
-      const { min, max, step, jump: by } = now();
-      if (by && way > 0 && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
-        if (running && until !== null) go(until); // pressed again: no need to watch it
-        if (state[name] < max) start((Math.floor(state[name] / by + 1e-9) + 1) * by);
-        return;
-      }
-      running = false;
-      if (!by) return go(state[name] + way * (step || (max - min) / 50));
-      const at = state[name] / by;
-      go((way > 0 ? Math.floor(at + 1e-9) + 1 : Math.ceil(at - 1e-9) - 1) * by);
-    };
-    const fine = () => ({ step: (now().max - now().min) / 500, ...now() });
-    const back = make("button", { type: "button", text: "◂", "aria-label": `${label}: back`, onclick: jump(-1) });
-    const toggle = make("button", { type: "button", class: "mrom-play", onclick: play });
-    const ahead = make("button", { type: "button", text: "▸", "aria-label": `${label}: ahead`, onclick: jump(1) });
-    const [line, update] = builders.slider(fine, (change) => ((running = false), set(change)), state);
-    const node = make("span", { class: "mrom-player" }, toggle, back, ahead, line);
-    return [node, () => {
-      toggle.textContent = running ? "Pause" : "Play";
-      toggle.setAttribute("aria-label", `${label}: ${running ? "pause" : "play"}`);
-      update();
-    }];
-  },
-
-  // Asks the kernel, where one runs: ask(state) is what it is told; new data come back.
-  ask(now, set, state, kernel) {
-    const node = make("button", { type: "button", onclick: () => kernel.ask(now().name, state) });
-    return [node, () => {
-      node.disabled = !kernel.alive || kernel.busy;
-      node.textContent = kernel.busy ? "running …" : now().label;
-      node.title = kernel.alive ? "" : "needs a running kernel: open the chapter in JupyterLab";
-    }];
-  },
-};
-
-export function build(control, set, state, kernel) {
+// Builds a control: its node, and `update` to call when the state has changed.
+export function buildControl(control, set, state, kernel) {
   const now = () => (typeof control === "function" ? control(state) : control);
-  const made = builders[now().kind];
-  if (!made) throw new Error(`No control is called ${now().kind}.`);
-  const [node, update] = made(now, set, state, kernel);
+  const builder = builders[now().kind];
+  if (!builder) throw new Error(`No control is called ${now().kind}.`);
+  const [node, update] = builder(now, set, state, kernel);
   return {
     node,
-    update: () => {
+    update() {
       node.hidden = Boolean(now().hidden);
       update();
     },
   };
+}
+
+const builders = { slider, choice, toggle, button, entry, player, ask };
+
+// A number on a line: {min, max, step, show: value => text}.
+function slider(now, set, state) {
+  const oninput = () => set({ [now().name]: Number(input.value) });
+  const input = element("input", { type: "range", oninput });
+  const value = element("output"), caption = element("span", { text: now().label });
+  const node = element("label", { class: "mrom-slider" }, caption, input, value);
+  return [node, () => {
+    const { name, min, max, step = 1, show = String, label } = now();
+    Object.assign(input, { min, max, step, value: state[name] });
+    caption.textContent = label;
+    value.textContent = show(state[name], state);
+    input.setAttribute("aria-valuetext", value.textContent);
+  }];
+}
+
+// One of several: {options: [[value, text], ...]}.
+function choice(now, set, state) {
+  const onchange = () => set({ [now().name]: now().options[input.selectedIndex][0] });
+  const input = element("select", { onchange }), caption = element("span", { text: now().label });
+  const node = element("label", { class: "mrom-choice" }, caption, input);
+  let listed = "";
+  return [node, () => {
+    const { name, options } = now(), key = JSON.stringify(options);
+    if (key !== listed) {
+      input.replaceChildren(...options.map(([, text]) => element("option", { text })));
+      listed = key;
+    }
+    input.selectedIndex = options.findIndex(([value]) => value === state[name]);
+  }];
+}
+
+// Yes or no.
+function toggle(now, set, state) {
+  const onchange = () => set({ [now().name]: input.checked });
+  const input = element("input", { type: "checkbox", onchange });
+  const caption = element("span", { text: now().label });
+  const node = element("label", { class: "mrom-toggle" }, input, caption);
+  return [node, () => (input.checked = Boolean(state[now().name]))];
+}
+
+// Does something: press(state) returns what changes; off(state) tells when it cannot; `title` is
+// its name where the label is a sign.
+function button(now, set, state) {
+  const node = element("button", { type: "button", onclick: () => set(now().press(state) || {}) });
+  return [node, () => {
+    const { label, off, title } = now();
+    node.textContent = label;
+    node.disabled = Boolean(off?.(state));
+    if (title) node.setAttribute("aria-label", node.title = title);
+  }];
+}
+
+// A line of text and a button: enter(text, state) returns what changes; given(state) is what the
+// line holds from now on, undefined for what it holds. {action, hint, type, mode}
+function entry(now, set, state) {
+  const { label, action, hint = "", type = "text" } = now();
+  const give = () => set(now().enter(input.value, state) || {});
+  const onkeydown = (event) => { // JupyterLab lets no form be submitted
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    give();
+  };
+  const more = { type, placeholder: hint, autocomplete: "off", inputmode: now().mode };
+  const input = element("input", { ...more, onkeydown });
+  const submit = element("button", { type: "button", text: action, onclick: give });
+  const caption = element("span", { text: label });
+  const line = element("label", { class: "mrom-entry" }, caption, input);
+  const node = element("form", { onsubmit: (event) => event.preventDefault() }, line, submit);
+  return [node, () => {
+    input.disabled = submit.disabled = Boolean(now().off?.(state));
+    const given = now().given?.(state);
+    if (given !== undefined && document.activeElement !== input) input.value = given;
+  }];
+}
+
+// Runs state[name] from min to max in `seconds`, whole steps where `step` is given. With `jump` it
+// moves all the time, and back and ahead go to the next multiple: ahead by moving there.
+function player(now, set, state) {
+  const { label } = now(), motion = makeMotion(now, set, state, () => node.isConnected);
+  const sign = (text, name, onclick) =>
+    element("button", { type: "button", text, "aria-label": `${label}: ${name}`, onclick });
+  const back = sign("◂", "back", () => jumpBack(now, state, motion));
+  const ahead = sign("▸", "ahead", () => jumpAhead(now, state, motion));
+  const play = element("button", { type: "button", class: "mrom-play", onclick: motion.toggle });
+  const byHand = (changes) => {
+    motion.isRunning = false;
+    set(changes);
+  };
+  const fine = () => ({ step: (now().max - now().min) / 500, ...now() });
+  const [line, update] = slider(fine, byHand, state);
+  const node = element("span", { class: "mrom-player" }, play, back, ahead, line);
+  return [node, () => {
+    play.textContent = motion.isRunning ? "Pause" : "Play";
+    play.setAttribute("aria-label", `${label}: ${motion.isRunning ? "pause" : "play"}`);
+    update();
+  }];
+}
+
+// Moves state[name] with the time, frame by frame, as long as its node is shown.
+function makeMotion(now, set, state, isShown) {
+  let last = 0, carried = 0; // when the last frame was, and what it left over of a step
+  const position = () => state[now().name];
+  const goTo = (to) => {
+    const { name, min, max } = now();
+    set({ [name]: Math.min(max, Math.max(min, to)) });
+  };
+  const hold = () => {
+    motion.isRunning = false;
+    set({});
+  };
+  const move = (time) => {
+    if (!motion.isRunning || !isShown()) return void (motion.isRunning = false);
+    const { min, max, step, seconds } = now(), end = motion.until ?? max;
+    carried += ((time - (last || time)) / 1000 / seconds) * (max - min);
+    last = time;
+    const by = step ? Math.floor(carried / step) * step : carried;
+    carried -= by;
+    if (by) goTo(Math.min(end, position() + by));
+    if (position() >= end) return hold();
+    requestAnimationFrame(move);
+  };
+  const start = (until) => {
+    const isMoving = motion.isRunning; // then the next frame is on its way
+    [last, carried] = [0, 0];
+    Object.assign(motion, { isRunning: true, until });
+    set({});
+    if (!isMoving) requestAnimationFrame(move);
+  };
+  const toggle = () => {
+    if (motion.isRunning) return hold();
+    if (position() >= now().max) goTo(now().min);
+    start(null);
+  };
+  const motion = { isRunning: false, until: null, goTo, start, toggle }; // until null: to the end
+  return motion;
+}
+
+function jumpAhead(now, state, motion) {
+  const { name, min, max, step, jump } = now();
+  const next = () => (Math.floor(state[name] / jump + 1e-9) + 1) * jump;
+  if (jump && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+    if (motion.isRunning && motion.until !== null) motion.goTo(motion.until); // no need to watch it
+    if (state[name] < max) motion.start(next());
+    return;
+  }
+  motion.isRunning = false;
+  motion.goTo(jump ? next() : state[name] + (step || (max - min) / 50));
+}
+
+function jumpBack(now, state, motion) {
+  const { name, min, max, step, jump } = now();
+  motion.isRunning = false;
+  if (jump) motion.goTo((Math.ceil(state[name] / jump - 1e-9) - 1) * jump);
+  else motion.goTo(state[name] - (step || (max - min) / 50));
+}
+
+// Asks the kernel, where one runs: it is sent the state, and new data come back.
+function ask(now, set, state, kernel) {
+  const node = element("button", {
+    type: "button",
+    onclick: () => kernel.ask(now().name, state),
+  });
+  return [node, () => {
+    node.disabled = !kernel.isAlive || kernel.isBusy;
+    node.textContent = kernel.isBusy ? "running …" : now().label;
+    node.title = kernel.isAlive ? "" : "needs a running kernel: open the chapter in JupyterLab";
+  }];
+}
+
+// Whoever had the keyboard in a picture's controls keeps it: what was pressed may be hidden now,
+// and the first control that is shown gets it.
+export function refocusControls() {
+  const root = document.activeElement?.shadowRoot || document;
+  const controls = root.activeElement?.closest(".mrom-controls");
+  const first = ":is(input, button):not([hidden], [hidden] *)";
+  const give = () => controls?.querySelector(first)?.focus();
+  requestAnimationFrame(() => requestAnimationFrame(give));
+}
+
+// Copies a text to the clipboard; tells whether it could. Works from a file as well, and on pages
+// that are not served by https.
+export function copyText(text) {
+  const area = element("textarea", {
+    style: "position:fixed;top:0;opacity:0",
+    "aria-hidden": "true",
+  });
+  const focus = document.activeElement;
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focus?.focus();
+  return isCopied;
 }

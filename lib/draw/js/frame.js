@@ -1,39 +1,47 @@
-// The frame around every picture: controls, two canvases (the picture, and what moves over it),
-// a tooltip, what is said aloud, and the picture in words. [Note: the shape of a picture]
+// The frame around every picture: controls, two canvases (the picture, and what moves over it), a
+// tooltip, a status, announcements for screen readers, and the picture in words.
 //
-// A kind's file gives picture(data): {title, summary, state, controls, layout, ...} where
-//   layout(state, width) -> {marks, height, status, clip, summary}   pure; nothing else decides what is drawn;
-//          `summary` where what is true at first does not stay true
-//   overlay(state, width, laid) -> marks                       for `moving`: names of state that only it shows
-//   begin(set), end(): for what changes outside of the picture; below: controls stand under it;
-//   wordless: it is words already
-//   drag: {start(mark, at, state, laid) -> bool, move(at, state, laid) -> changes, end(at, state, laid) -> changes}
-//   press(mark, at, state, laid), wheel(by, at, state, laid), key(key, state, laid, mark, shift) -> changes or nothing
-//   words(state, laid) -> what stands under "In words", where that is more than the summary
-import { make, build } from "./controls.js";
-import { paint, sheet, under, isDark, onTheme } from "./paint.js";
-
-export const kept = (globalThis.manyRanksKept ??= new Map()); // until the page is closed
+// A kind's file exports picture(data), which gives {title, summary, state, controls, ...} and
+//   layout(state, width) -> {marks, height, clip, status, summary, width}: pure, and alone decides
+//     what is drawn, here and on the still, which is the first state; `summary` where the first one
+//     does not stay true, `width` where less is enough
+//   overlay(state, width, laid) -> marks over it; names of state in `moving` change nothing else
+//   laid.heading and laid.caption where those of the data do not stay true: the heading is a
+//     sentence above the picture, the caption says below it what its numbers are
+//   status(state, laid) -> the text below the picture, where it is more than laid.status
+//   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
+//   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) and end -> changes}
+//   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
+//   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
+//   begin(set), end(): for what changes outside of the picture
+//   printed: what stands below it on paper, where no button can be pressed
+//   isBelow: the controls stand below it; isText: it is words already.
+import { buildControl, element } from "./controls.js";
+import { isDark, onTheme, paint, prepareCanvas } from "./paint.js";
+import { connectKeys, connectPointer, outlineOf } from "./pointer.js";
+import { addStylesheet, PADDING } from "./stylesheet.js";
 
 const WIDEST = 1200; // px
 
-// Shows `model` (get, on, off, send, as anywidget has them) in `el`; returns what ends it.
-export async function mount(el, model) {
-  dress(el);
-  const figure = make("figure", { class: "mrom", role: "group" });
+// Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; returns
+// what ends it.
+export async function mount(picture, el, model) {
+  addStylesheet(el);
+  const figure = element("figure", { class: "mrom", role: "group" });
   el.append(figure);
   let end = () => {}, state = {};
   const show = async () => {
     end();
     try {
-      const shape = picture(await unpack(model.get("data")));
+      const data = await unpack(model.get("data")), { heading, caption } = data;
+      const shape = { heading, caption, ...picture(data) };
       figure.replaceChildren();
       end = draw(figure, shape, model, state);
       state = figure.picture.state;
     } catch (wrong) {
       console.error(wrong);
       const text = `This picture could not be drawn: ${wrong.message}`;
-      figure.replaceChildren(make("p", { role: "alert", text }));
+      figure.replaceChildren(element("p", { role: "alert", text }));
     }
   };
   await show();
@@ -45,203 +53,166 @@ export async function mount(el, model) {
   };
 }
 
-// Large data travel as zlib in base64; small ones as they are.
-export async function unpack(data) {
+// Large data, and those with an order of names, travel as zlib in base64; small ones as they are.
+async function unpack(data) {
   if (!data.packed) return data;
   const bytes = Uint8Array.from(atob(data.packed), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
 }
 
-function draw(figure, shape, model, old) {
-  const known = Object.entries(old).filter(([name]) => name in shape.state);
-  const state = { ...shape.state, ...Object.fromEntries(known) };
-  const took = { layout: 0, paint: 0 };
-  figure.setAttribute("aria-label", shape.title);
-  // 1. the nodes
-  const kernel = listen(model, (sentence) => said(sentence), () => refreshControls());
-  const controls = (shape.controls || []).map((control) => build(control, set, state, kernel));
-  const below = make("canvas", { "aria-hidden": "true" });
-  const above = make("canvas", { tabindex: 0, role: "img", "aria-label": spoken(shape) });
-  const tip = make("div", { class: "mrom-tip", hidden: true });
-  const stage = make("div", { class: "mrom-stage" }, below, above, tip);
-  const status = make("p", { class: "mrom-status", role: "status" });
-  const voice = make("p", { class: "mrom-voice", "aria-live": "polite" });
-  const told = make("pre", { text: shape.summary, tabindex: 0, "aria-label": `${shape.title}, in words` });
-  const words = make("details", { class: "mrom-words" }, make("summary", { text: "In words" }), told);
-  const desk = make("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
-  if (controls.length && !shape.below) figure.append(desk);
-  words.hidden = Boolean(shape.wordless);
-  figure.append(stage, ...(shape.below ? [desk] : []), status, voice, words);
-  // 2. one redraw for each frame, of what changed
-  let laid = { marks: [], height: 0 }, chosen = null, width = 0, waiting = 0, stale = true;
-  let over = [];
-  function set(changes = {}, name = null) {
-    const names = Object.keys(changes).filter((key) => state[key] !== changes[key]);
-    const moves = names.filter((key) => (shape.moving || []).includes(key));
-    Object.assign(state, changes);
-    if (names.length > moves.length) stale = true;
-    // What a play head passes is shown, not read out: it would never end.
-    if (names.length) status.setAttribute("aria-live", stale ? "polite" : "off");
-    if (!waiting) waiting = requestAnimationFrame(redraw);
-    return name;
-  }
-  function redraw() {
-    waiting = 0;
-    const dark = isDark();
-    const start = performance.now();
-    if (stale) {
-      figure.classList.toggle("mrom-dark", dark);
-      laid = shape.layout(state, width);
-      took.layout = performance.now() - start;
-      paint(sheet(below, width, laid.height), laid.marks, dark, laid.clip);
-      took.paint = performance.now() - start - took.layout;
-      if (chosen) chosen = laid.marks.find((m) => m.about && m.id != null && m.id === chosen.id);
-      stale = false;
-    }
-    over = shape.overlay ? shape.overlay(state, width, laid) : [];
-    const ring = chosen ? [around(chosen)] : [];
-    paint(sheet(above, width, laid.height), [...over, ...ring], dark, laid.clip);
-    stage.style.height = `${laid.height}px`;
-    const text = (shape.says ? shape.says(state, laid) : laid.status) || "";
-    if (status.textContent !== text) status.textContent = text;
-    if (laid.summary) above.setAttribute("aria-label", spoken(laid));
-    if (words.open) tell();
-    refreshControls();
-    took.frame = performance.now() - start;
-    Object.assign(figure.picture, { laid, over });
-  }
-  function refreshControls() {
-    for (const control of controls) control.update();
-  }
-  function tell() {
-    const text = shape.words?.(state, laid) ?? laid.summary ?? shape.summary;
-    if (told.textContent !== text) told.textContent = text;
-  }
-  words.addEventListener("toggle", tell);
-  function resize() {
-    const room = Math.min(WIDEST, Math.floor(figure.clientWidth - 2 * PADDING));
-    if (room > 0 && room !== width) (width = room), (stale = true), set({});
-  }
-  const said = (text) => (voice.textContent = text);
-  // 3. pointer and keys
-  const place = (event) => {
-    const box = above.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
+// Draws `shape` in `figure`, with what the reader had changed before; returns what ends it.
+function draw(figure, shape, model, before) {
+  const known = Object.entries(before).filter(([name]) => name in shape.state);
+  const view = {
+    figure,
+    shape,
+    state: { ...shape.state, ...Object.fromEntries(known) },
+    laid: { marks: [], height: 0 }, // what `layout` gave
+    over: [], // what `overlay` gave
+    chosen: null, // the mark that the keyboard is at
+    width: 0,
+    isStale: true, // whether the layout has to be made again
+    request: 0, // of the next frame, while one is awaited
+    took: { layout: 0, paint: 0 }, // milliseconds
+    set: (changes = {}) => changeState(view, changes),
+    announce: (text) => (view.nodes.announcement.textContent = text),
   };
-  const hit = ({ x, y }) => under(over, x, y, laid.clip) || under(laid.marks, x, y, laid.clip);
-  const point = (event) => showTip(tip, stage, hit(place(event)), place(event));
-  hands(above, { shape, state, set, place, hit, point, laid: () => laid, tip });
-  above.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const changes = shape.key?.(event.key, state, laid, chosen, event.shiftKey);
-    const next = changes ? null : walk(laid, chosen, event.key);
-    if (!changes && !next) return;
-    event.preventDefault();
-    if (next) (chosen = next), said(sayAbout(next));
-    set(changes || {});
-    if (next) showTip(tip, stage, next, { x: next.x + next.w / 2 || 0, y: next.y + next.h || 0 });
-  });
-  above.addEventListener("blur", () => ((chosen = null), (tip.hidden = true), set({})));
-  // 4. what must end with it
-  const eye = new ResizeObserver(resize);
-  eye.observe(figure);
-  const noTheme = onTheme(() => ((stale = true), set({})));
-  figure.picture = { state, set, took, laid, over, shape };
-  resize();
-  shape.begin?.(set);
+  const kernel = connectKernel(model, view.announce, () => updateControls(view));
+  view.controls = (shape.controls || [])
+    .map((control) => buildControl(control, view.set, view.state, kernel));
+  view.nodes = makeNodes(view);
+  connectPointer(view);
+  connectKeys(view);
+  const noResize = onResize(view), noTheme = onTheme(() => renew(view));
+  figure.picture = view;
+  shape.begin?.(view.set);
   return () => {
-    cancelAnimationFrame(waiting);
-    eye.disconnect();
+    cancelAnimationFrame(view.request);
+    noResize();
     noTheme();
     kernel.end();
     shape.end?.();
   };
 }
 
-function spoken(shape) {
-  return `${shape.summary.replace(/\.$/, "")}. Arrow keys go from part to part.`;
+function makeNodes(view) {
+  const { figure, shape, controls } = view, { title, summary, isBelow, isText } = shape;
+  figure.setAttribute("aria-label", title);
+  const below = element("canvas", { "aria-hidden": "true" });
+  const label = canvasLabel(summary);
+  const above = element("canvas", { tabindex: 0, role: "img", "aria-label": label });
+  const tip = element("div", { class: "mrom-tip", hidden: true });
+  const stage = element("div", { class: "mrom-stage" }, below, above, tip);
+  const heading = element("p", { class: "mrom-heading" });
+  const caption = element("p", { class: "mrom-caption" });
+  const status = element("p", { class: "mrom-status", role: "status" });
+  const announcement = element("p", { class: "mrom-announcement", "aria-live": "polite" });
+  const inWords = { text: summary, tabindex: 0, "aria-label": `${title}, in words` };
+  const summaryText = element("pre", inWords), handle = element("summary", { text: "In words" });
+  const summaryBox = element("details", { class: "mrom-summary" }, handle, summaryText);
+  summaryBox.hidden = Boolean(isText);
+  summaryBox.addEventListener("toggle", () => showSummary(view));
+  const panel = element("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
+  if (controls.length && !isBelow) figure.append(panel);
+  figure.append(heading, stage, caption, ...(isBelow ? [panel] : []), status, announcement);
+  figure.append(summaryBox);
+  if (shape.printed) figure.append(element("p", { class: "mrom-printed", text: shape.printed }));
+  const texts = { heading, caption, status, announcement, summaryText, summaryBox };
+  return { below, above, tip, stage, ...texts };
 }
 
-// `at` is where the pointer is, if it is one that asks.
-export function sayAbout(mark, at) {
-  return typeof mark.about === "function" ? mark.about(at) : mark.about;
+// Changes the state, and asks for one redraw of what follows from it in the next frame.
+function changeState(view, changes) {
+  const { shape, state, nodes } = view;
+  const names = Object.keys(changes).filter((name) => state[name] !== changes[name]);
+  Object.assign(state, changes);
+  if (!names.every((name) => (shape.moving || []).includes(name))) view.isStale = true;
+  // What a play head passes is shown, not read out: it would never end.
+  if (names.length) nodes.status.setAttribute("aria-live", view.isStale ? "polite" : "off");
+  if (!view.request) view.request = requestAnimationFrame(() => redraw(view));
 }
 
-function around(mark) {
-  if (mark.kind === "box")
-    return { ...mark, x: mark.x - 1, y: mark.y - 1, w: Math.max(mark.w, 2) + 2, h: mark.h + 2,
-      fill: undefined, hatch: false, edge: style.ink, dash: false, thick: 2.5 }; // prettier-ignore
-  return { ...mark, kind: "line", fill: undefined, edge: style.ink, thick: 3.5 };
+// Asks for a redraw of everything.
+function renew(view) {
+  view.isStale = true;
+  changeState(view, {});
 }
 
-function showTip(tip, stage, mark, { x, y }) {
-  tip.hidden = !mark;
-  if (!mark) return;
-  const text = sayAbout(mark, { x, y });
-  if (tip.textContent !== text) tip.textContent = text;
-  const room = stage.clientWidth - tip.offsetWidth - 4;
-  tip.style.left = `${Math.max(0, Math.min(x + 14, room))}px`;
-  tip.style.top = `${y + 16}px`;
-}
-
-// Pointer and wheel on the upper canvas.
-function hands(above, { shape, state, set, place, hit, point, laid, tip }) {
-  let dragging = false;
-  above.addEventListener("pointerdown", (event) => {
-    const at = place(event), mark = hit(at);
-    dragging = Boolean(shape.drag?.start(mark, at, state, laid()));
-    if (dragging) above.setPointerCapture(event.pointerId), (tip.hidden = true);
-    const changes = shape.press?.(mark, at, state, laid());
-    if (changes) set(changes);
-  });
-  above.addEventListener("pointermove", (event) => {
-    if (dragging) set(shape.drag.move(place(event), state, laid()) || {});
-    else point(event);
-  });
-  const stop = (event) => {
-    if (dragging) set(shape.drag.end?.(place(event), state, laid()) || {});
-    dragging = false;
-  };
-  above.addEventListener("pointerup", stop);
-  above.addEventListener("pointercancel", stop);
-  above.addEventListener("pointerleave", () => (tip.hidden = true));
-  above.addEventListener("wheel", (event) => {
-    const bare = !(event.ctrlKey || event.metaKey); // a bare wheel scrolls the page
-    const changes = !bare && shape.wheel?.(event.deltaY, place(event), state, laid());
-    if (changes) event.preventDefault(), set(changes);
-  }, { passive: false }); // prettier-ignore
-}
-
-// The next mark that has something to say, in the direction of an arrow key.
-function walk({ marks, clip }, from, key) {
-  const seen = (m) => !m.inside || !clip || (m.x + m.w > clip.x && m.x < clip.x + clip.w);
-  const rest = marks.filter((m) => m.about && m.kind === "box" && seen(m));
-  if (!rest.length || !/^(Arrow|Home|End)/.test(key)) return null;
-  const order = (a, b) => a.y - b.y || a.x - b.x;
-  if (key === "End") return rest.sort(order).at(-1);
-  if (!from || key === "Home") return rest.sort(order)[0];
-  const level = key === "ArrowLeft" || key === "ArrowRight", way = /Right|Down/.test(key) ? 1 : -1;
-  if (level) {
-    const row = rest.filter((m) => m.y === from.y && (m.x - from.x) * way > 0);
-    return row.sort((a, b) => (a.x - b.x) * way)[0] || null;
+function redraw(view) {
+  const { shape, state, width, nodes, took } = view, dark = isDark(), start = performance.now();
+  view.request = 0;
+  if (view.isStale) {
+    view.figure.classList.toggle("mrom-dark", dark);
+    view.laid = shape.layout(state, width);
+    took.layout = performance.now() - start;
+    const { marks, height, clip } = view.laid;
+    paint(prepareCanvas(nodes.below, width, height), marks, dark, clip);
+    took.paint = performance.now() - start - took.layout;
+    const isChosen = (mark) => mark.about && mark.id != null && mark.id === view.chosen.id;
+    if (view.chosen) view.chosen = marks.find(isChosen);
+    view.isStale = false;
   }
-  const far = (m) => Math.abs(m.y - from.y) * 1e4 + Math.abs(m.x + m.w / 2 - from.x - from.w / 2);
-  return rest.filter((m) => (m.y - from.y) * way > 0).sort((a, b) => far(a) - far(b))[0] || null;
+  const { height, clip } = view.laid;
+  view.over = shape.overlay ? shape.overlay(state, width, view.laid) : [];
+  const outline = view.chosen ? [outlineOf(view.chosen)] : [];
+  paint(prepareCanvas(nodes.above, width, height), [...view.over, ...outline], dark, clip);
+  nodes.stage.style.height = `${height}px`;
+  showTexts(view);
+  updateControls(view);
+  took.frame = performance.now() - start;
+}
+
+function showTexts(view) {
+  const { shape, state, laid, nodes } = view;
+  const text = (shape.status ? shape.status(state, laid) : laid.status) || "";
+  const { heading = shape.heading, caption = shape.caption } = laid;
+  for (const [name, now = ""] of Object.entries({ status: text, heading, caption })) {
+    if (nodes[name].textContent !== now) nodes[name].textContent = now;
+  }
+  if (laid.summary) nodes.above.setAttribute("aria-label", canvasLabel(laid.summary));
+  if (nodes.summaryBox.open) showSummary(view);
+}
+
+function showSummary({ shape, state, laid, nodes }) {
+  const text = shape.fullSummary?.(state, laid) ?? laid.summary ?? shape.summary;
+  if (nodes.summaryText.textContent !== text) nodes.summaryText.textContent = text;
+}
+
+function canvasLabel(summary) {
+  return `${summary.replace(/\.$/, "")}. Arrow keys go from part to part.`;
+}
+
+function updateControls({ controls }) {
+  for (const control of controls) control.update();
+}
+
+// Lays the picture out as wide as its figure is, now and later; returns what ends that.
+function onResize(view) {
+  const resize = () => {
+    const room = Math.min(WIDEST, Math.floor(view.figure.clientWidth - 2 * PADDING));
+    if (room <= 0 || room === view.width) return;
+    view.width = room;
+    renew(view);
+  };
+  const observer = new ResizeObserver(resize);
+  observer.observe(view.figure);
+  resize();
+  return () => observer.disconnect();
 }
 
 // The kernel behind a picture, if there is one: it answers a greeting, and later what is asked.
-function listen(model, say, changed) {
-  const kernel = { alive: false, busy: false };
+function connectKernel(model, announce, changed) {
+  const kernel = { isAlive: false, isBusy: false };
   const hear = (message) => {
     if (!message || !("manyRanks" in message)) return;
-    kernel.alive = true;
-    kernel.busy = false;
-    if (message.manyRanks) say(message.manyRanks);
+    kernel.isAlive = true;
+    kernel.isBusy = false;
+    if (message.manyRanks) announce(message.manyRanks);
     changed();
   };
   kernel.ask = (name, state) => {
-    kernel.busy = true;
+    kernel.isBusy = true;
     changed();
     model.send({ ask: name, state });
   };

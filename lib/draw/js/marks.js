@@ -1,25 +1,24 @@
-// Marks as Python laid them out, with hover and keys: for pictures that need nothing else alive.
+// What a picture is drawn from: marks as in lib/draw/parts/marks.py, in CSS pixels from the
+// upper left corner. A colour is a pair: on light paper, and on dark. More of a mark: `about` (a
+// text, or a function that gives it: what the tooltip shows), `id` (the same mark in the next
+// layout), `inside` (cut off at the clip of the layout).
 
-export function picture(data) {
-  const marks = data.marks.map((mark, id) => ({ ...mark, id: mark.about ? id : undefined }));
-  return {
-    title: data.title,
-    summary: data.summary,
-    state: {},
-    // Narrower than it was laid out, it is squeezed sideways, right of its names; letters stay as
-    // they are, and go where there is no room for them.
-    layout(state, width) {
-      const left = data.left, f = Math.min(1, (width - left) / (data.width - left));
-      const at = (x) => (x > left ? left + (x - left) * f : x);
-      const squeezed = (mark) => ({
-        ...mark,
-        x: at(mark.x),
-        w: mark.w * f,
-        points: mark.points?.map(([x, y]) => [at(x), y]),
-      });
-      const fits = (mark) => !mark.room || mark.text.length * style.letter <= mark.room * f;
-      const narrow = () => marks.map((mark) => (mark.x > left || mark.points ? squeezed(mark) : mark));
-      return { marks: f === 1 ? marks : narrow().filter(fits), height: data.height };
-    },
-  };
+// Makes a text, at the middle of its height; more: {fill, align: "left", "middle" or "right"}.
+export function textMark(x, y, text, more) {
+  return { kind: "text", x, y, text, fill: style.ink, align: "left", ...more };
+}
+
+// Makes a rectangle; more: {fill, edge, thick, dash, hatch}.
+export function boxMark(x, y, w, h, more) {
+  return { kind: "box", x, y, w, h, ...more };
+}
+
+// Makes a line through points; more: {thick, dash}.
+export function lineMark(points, edge, more) {
+  return { kind: "line", points, edge, ...more };
+}
+
+// Makes a filled polygon; more: {alpha}.
+export function areaMark(points, fill, more) {
+  return { kind: "area", points, fill, ...more };
 }

@@ -1,6 +1,6 @@
-// Marks to pixels. A mark is as in lib/draw/picture.py: a "box", a "line" or an "area" of points,
-// or a "text", in CSS pixels; a colour is a pair, on light paper and on dark.
+// Marks to pixels on a canvas, and which mark lies under a point.
 
+// Tells whether the page is dark: as JupyterLab says, else the book, else the reader's system.
 export function isDark() {
   const lab = document.body.dataset.jpThemeLight;
   if (lab) return lab === "false";
@@ -11,39 +11,21 @@ export function isDark() {
 
 // Calls back when the page turns light or dark; returns what ends that.
 export function onTheme(call) {
-  const eye = new MutationObserver(call);
+  const observer = new MutationObserver(call);
   const filter = ["data-jp-theme-light", "data-theme", "class"];
-  for (const node of [document.body, document.documentElement])
-    eye.observe(node, { attributes: true, attributeFilter: filter });
+  for (const node of [document.body, document.documentElement]) {
+    observer.observe(node, { attributes: true, attributeFilter: filter });
+  }
   const media = matchMedia("(prefers-color-scheme: dark)");
   media.addEventListener("change", call);
   return () => {
-    eye.disconnect();
+    observer.disconnect();
     media.removeEventListener("change", call);
   };
 }
 
-const hatches = new Map(); // colour -> a tile with one thin diagonal
-
-function hatch(colour, scale) {
-  const key = colour + scale;
-  if (!hatches.has(key)) {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 5 * scale;
-    const ink = tile.getContext("2d");
-    ink.scale(scale, scale);
-    ink.strokeStyle = colour;
-    ink.lineWidth = 0.9;
-    ink.beginPath();
-    for (const x of [-5, 0, 5]) ink.moveTo(x, 5), ink.lineTo(x + 5, 0);
-    ink.stroke();
-    hatches.set(key, tile);
-  }
-  return hatches.get(key);
-}
-
-// Makes `canvas` as wide and tall as told, sharp on this screen; returns what draws on it.
-export function sheet(canvas, width, height) {
+// Makes a canvas that wide and tall, sharp on this screen; returns what draws on it.
+export function prepareCanvas(canvas, width, height) {
   const scale = Math.max(1, window.devicePixelRatio || 1);
   const wide = Math.round(width * scale), tall = Math.round(height * scale);
   if (canvas.width !== wide) canvas.width = wide;
@@ -57,99 +39,150 @@ export function sheet(canvas, width, height) {
 
 // Draws marks in their order. Those with `inside` are cut off at the `clip` box {x, y, w, h}.
 export function paint(ink, marks, dark, clip) {
-  const shade = dark ? 1 : 0, scale = ink.getTransform().a;
+  const shade = dark ? 1 : 0, pen = makePen(ink, shade);
   ink.font = `${style.size}px ${style.font}`;
   ink.textBaseline = "middle";
-  ink.lineWidth = 1;
-  ink.setLineDash([]);
-  let cut = false, fill = "", edge = "", tile = null, dashed = false, thick = 1;
-  const fills = (colour) => colour !== fill && (ink.fillStyle = fill = colour);
-  const edges = (mark, usual) => {
-    const colour = mark.edge[shade], dash = Boolean(mark.dash), wide = mark.thick || usual;
-    if (colour !== edge) ink.strokeStyle = edge = colour;
-    if (dash !== dashed) ink.setLineDash((dashed = dash) ? [4, 3] : []);
-    if (wide !== thick) ink.lineWidth = thick = wide;
-  };
+  let isCut = false;
   for (const mark of marks) {
-    if (Boolean(mark.inside && clip) !== cut) {
-      cut = !cut;
-      if (cut) {
-        ink.save();
-        ink.beginPath();
-        ink.rect(clip.x, clip.y, clip.w, clip.h);
-        ink.clip();
-      } else ink.restore();
-      fill = edge = "";
+    if (Boolean(mark.inside && clip) !== isCut) {
+      isCut = !isCut;
+      if (isCut) cutAt(ink, clip);
+      else ink.restore();
+      pen.reset();
+    }
+    if (mark.kind === "text") paintText(ink, pen, mark, shade);
+    else if (mark.kind === "box") paintBox(ink, pen, mark, shade);
+    else paintPoints(ink, pen, mark, shade);
+  }
+  if (isCut) ink.restore();
+}
+
+function cutAt(ink, clip) {
+  ink.save();
+  ink.beginPath();
+  ink.rect(clip.x, clip.y, clip.w, clip.h);
+  ink.clip();
+}
+
+// What a canvas draws with; it is told only what changes, which is faster.
+function makePen(ink, shade) {
+  let fill, edge, isDashed, thick, tile;
+  const pen = {
+    reset() {
+      [fill, edge, isDashed, thick] = ["", "", false, 1];
       ink.setLineDash([]);
       ink.lineWidth = 1;
-      [dashed, thick] = [false, 1];
-    }
-    if (mark.kind === "text") {
-      fills(mark.fill[shade]);
-      ink.textAlign = sides[mark.align || "left"];
-      ink.fillText(mark.text, mark.x, mark.y + 0.5);
-    } else if (mark.kind === "box") {
-      if (mark.fill) {
-        fills(mark.fill[shade]);
-        ink.fillRect(mark.x, mark.y, mark.w, mark.h);
-      }
-      if (mark.hatch) {
-        if (!tile) {
-          tile = ink.createPattern(hatch(style.faint[shade], scale), "repeat");
-          tile.setTransform(new DOMMatrix([1 / scale, 0, 0, 1 / scale, 0, 0]));
-        }
-        if (fill !== tile) ink.fillStyle = fill = tile;
-        ink.fillRect(mark.x, mark.y, mark.w, mark.h);
-      }
-      if (mark.edge) {
-        edges(mark, 1);
-        ink.strokeRect(mark.x, mark.y, mark.w, mark.h);
-      }
-    } else {
-      ink.beginPath();
-      mark.points.forEach(([x, y], i) => (i ? ink.lineTo(x, y) : ink.moveTo(x, y)));
-      if (mark.kind === "area") {
-        fills(mark.fill[shade]);
-        ink.globalAlpha = mark.alpha ?? 0.3;
-        ink.fill();
-        ink.globalAlpha = 1;
-      } else {
-        edges(mark, 1.6);
-        ink.stroke();
-      }
-    }
-  }
-  if (cut) ink.restore();
+    },
+    fillWith(colour) {
+      if (colour !== fill) ink.fillStyle = fill = colour;
+    },
+    fillWithHatch() {
+      pen.fillWith(tile ??= hatchPattern(ink, style.faint[shade]));
+    },
+    edgeOf(mark, usual) {
+      const colour = mark.edge[shade], dash = Boolean(mark.dash), wide = mark.thick || usual;
+      if (colour !== edge) ink.strokeStyle = edge = colour;
+      if (dash !== isDashed) ink.setLineDash((isDashed = dash) ? [4, 3] : []);
+      if (wide !== thick) ink.lineWidth = thick = wide;
+    },
+  };
+  pen.reset();
+  return pen;
 }
 
-const sides = { left: "left", middle: "center", right: "right" };
-
-// The mark under a point, the last drawn first; only those that have something to say.
-export function under(marks, x, y, clip) {
-  const out = clip && (x < clip.x || x > clip.x + clip.w || y < clip.y || y > clip.y + clip.h);
-  for (let i = marks.length - 1; i >= 0; i--) {
-    const mark = marks[i];
-    if (!mark.about || (mark.inside && out)) continue;
-    if (mark.kind === "box") {
-      const slack = Math.max(0, 3 - mark.w) / 2; // slivers can be hit too
-      const right = mark.x + mark.w + slack;
-      if (x >= mark.x - slack && x <= right && y >= mark.y && y <= mark.y + mark.h) return mark;
-    } else if (mark.kind === "area" && within(mark.points, x, y)) return mark;
-    else if (mark.kind === "line" && near(mark.points, x, y)) return mark;
-  }
-  return null;
+function hatchPattern(ink, colour) {
+  const scale = ink.getTransform().a;
+  const pattern = ink.createPattern(hatchTile(colour, scale), "repeat");
+  pattern.setTransform(new DOMMatrix([1 / scale, 0, 0, 1 / scale, 0, 0]));
+  return pattern;
 }
 
-function within(points, x, y) {
-  let odd = false;
+const hatchTiles = new Map(); // colour and scale -> a tile with one thin diagonal
+
+function hatchTile(colour, scale) {
+  const key = colour + scale;
+  if (!hatchTiles.has(key)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 5 * scale;
+    const ink = tile.getContext("2d");
+    ink.scale(scale, scale);
+    ink.strokeStyle = colour;
+    ink.lineWidth = 0.9;
+    ink.beginPath();
+    for (const x of [-5, 0, 5]) {
+      ink.moveTo(x, 5);
+      ink.lineTo(x + 5, 0);
+    }
+    ink.stroke();
+    hatchTiles.set(key, tile);
+  }
+  return hatchTiles.get(key);
+}
+
+const canvasAlign = { left: "left", middle: "center", right: "right" };
+
+function paintText(ink, pen, mark, shade) {
+  pen.fillWith(mark.fill[shade]);
+  ink.textAlign = canvasAlign[mark.align || "left"];
+  ink.fillText(mark.text, mark.x, mark.y + 0.5);
+}
+
+function paintBox(ink, pen, mark, shade) {
+  const { x, y, w, h } = mark;
+  if (mark.fill) {
+    pen.fillWith(mark.fill[shade]);
+    ink.fillRect(x, y, w, h);
+  }
+  if (mark.hatch) {
+    pen.fillWithHatch();
+    ink.fillRect(x, y, w, h);
+  }
+  if (mark.edge) {
+    pen.edgeOf(mark, 1);
+    ink.strokeRect(x, y, w, h);
+  }
+}
+
+function paintPoints(ink, pen, mark, shade) {
+  ink.beginPath();
+  mark.points.forEach(([x, y], i) => (i ? ink.lineTo(x, y) : ink.moveTo(x, y)));
+  if (mark.kind === "area") {
+    pen.fillWith(mark.fill[shade]);
+    ink.globalAlpha = mark.alpha ?? 0.3;
+    ink.fill();
+    ink.globalAlpha = 1;
+  } else {
+    pen.edgeOf(mark, 1.6);
+    ink.stroke();
+  }
+}
+
+// Gives the mark under a point, the last drawn first; only those that can be described.
+export function markAt(marks, x, y, clip) {
+  const isOut = clip && (x < clip.x || x > clip.x + clip.w || y < clip.y || y > clip.y + clip.h);
+  return marks.findLast((mark) => mark.about && !(mark.inside && isOut) && hits(mark, x, y)) ||
+    null;
+}
+
+function hits(mark, x, y) {
+  if (mark.kind === "area") return isWithin(mark.points, x, y);
+  if (mark.kind === "line") return isNear(mark.points, x, y);
+  if (mark.kind !== "box") return false;
+  const slack = Math.max(0, 3 - mark.w) / 2; // slivers can be hit too
+  const isBeside = x < mark.x - slack || x > mark.x + mark.w + slack;
+  return !isBeside && y >= mark.y && y <= mark.y + mark.h;
+}
+
+function isWithin(points, x, y) {
+  let isOdd = false;
   points.forEach(([ax, ay], i) => {
     const [bx, by] = points[(i + points.length - 1) % points.length];
-    if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) odd = !odd;
+    if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) isOdd = !isOdd;
   });
-  return odd;
+  return isOdd;
 }
 
-function near(points, x, y) {
+function isNear(points, x, y) {
   return points.slice(1).some(([bx, by], i) => {
     const [ax, ay] = points[i], dx = bx - ax, dy = by - ay;
     const along = ((x - ax) * dx + (y - ay) * dy) / (dx * dx + dy * dy || 1);

@@ -1,243 +1,215 @@
-// needs: schedules play schedule_rows
 // The schedule explorer: every control, and every bar that is moved, changes all of it at once.
-import { linesOf } from "./axes.js";
-import { make } from "./controls.js";
-import { RULES, cellText, cellsOf, generate, moved, readSchedule, scheduleText } from "./schedules.js";
-import { gridOf, playSchedule, playStuck, refusal } from "./play.js";
-import { LEFT, batches, figureOf, keptBy, layRun, meets, tellRun } from "./schedule_rows.js";
+import { wrapText } from "./axes.js";
+import { copyText } from "./controls.js";
+import { boxMark, lineMark, textMark } from "./marks.js";
+import { playSchedule } from "./play_schedule.js";
+import { layRun } from "./schedule_layout.js";
+import { findCell, moveByKey, scheduleDrag, undoMove } from "./schedule_moves.js";
+import {
+  chosenSchedule,
+  costsOf,
+  editedSchedule,
+  editsOf,
+  playWith,
+  signatureOf,
+  timesOf,
+} from "./schedule_settings.js";
+import {
+  figureText,
+  inMicrobatches,
+  keptBy,
+  meetsGoal,
+  scheduleCaption,
+  scheduleSummary,
+} from "./schedule_words.js";
+import { readSchedule, RULES, scheduleText } from "./schedules.js";
 
-const HINT = "Drag a bar to another place in its row. Or go to it with the arrow keys, and move it with [ and ].";
-const TIMES = { forward: "Forward F", backward_input: "Backward I", backward_weight: "Backward W", send: "Send" };
+const HINT = "Tap a bar, or point at it, to read which microbatch it is and when. " +
+  "Drag it to another place in its row. " +
+  "Or go to it with the arrow keys, and move it with [ and ].";
+const LINKS = [["", "pass each other"], ["pair", "queue, by pair"], ["device", "queue, by device"]];
+const TIMES = {
+  forward: "Forward F",
+  backward_input: "Backward I",
+  backward_weight: "Backward W",
+  send: "Send",
+};
 
-export function picture(data) {
-  let makespan = 0; // of what is shown
-  let held = null; // what the pointer drags: the play head, or {rank, from, centres, code}
-  const state = {
-    kind: data.kind, ranks: data.ranks, microbatches: data.microbatches, chunks: data.chunks,
-    ...data.values, now: 0, edits: [], of: "", picked: null, said: "",
-  }; // prettier-ignore
-  const given = data.rows && readSchedule(data.rows, data.name);
-  const goals = { unit: data.unit, par: data.par, limit: data.limit };
-
-  // 1. from the controls to a schedule with times
-  const signature = (s) => [s.kind, s.ranks, s.microbatches, s.chunks].join();
-  const edits = (s) => (s.of === signature(s) ? s.edits : []);
-  const plain = (s) => (s.kind === "given" ? given : generate(s.kind, s.ranks, s.microbatches, s.chunks));
-  const ordered = (s) => edits(s).reduce(moved, plain(s));
-  const run = (schedule, s) => {
-    const costs = costsOf(data, s, schedule), refused = edits(s).length && refusal(gridOf(schedule));
-    return refused ? playStuck(schedule, costs) : playSchedule(schedule, costs);
-  };
-
-  function layout(s, width) {
-    let schedule;
-    try {
-      schedule = ordered(s);
-    } catch (wrong) {
-      return laySentence(wrong.message, width, s.ranks);
-    }
-    const played = run(schedule, s), laid = layRun(schedule, played, goals, width);
-    makespan = played.makespan;
-    const summary = tellRun(schedule, played, timesOf(data, s, schedule), data.unit);
-    return { ...laid, schedule, run: played, summary, status: sayState(s, schedule, played) };
-  }
-
-  // 2. what the status says: the last thing done, whether the order is legal, what it is worth
-  function sayState(s, schedule, played) {
-    const said = [s.said && s.of === signature(s) ? s.said : ""], count = edits(s).length;
-    const goal = [];
-    if (played.refused) said.push(`Not legal. ${played.refused.sentence}`);
-    else {
-      const kept = keptBy(schedule, played.alive), top = Math.max(...kept);
-      if (count) {
-        const old = playSchedule(plain(s), costsOf(data, s, schedule));
-        const was = Math.max(...keptBy(schedule, old.alive)), time = (run) => figureOf(run.makespan, data.unit);
-        said.push(`Legal. Makespan ${change(time(old), time(played))}, ` +
-          `peak memory ${change(figureOf(was, ""), batches(top))}.`); // prettier-ignore
-      }
-      if (data.par) goal.push(meets(played.makespan, data.par) ? "Par is met" : "Par is not met");
-      if (data.limit) goal.push(meets(top, data.limit) ? "the limit is kept" : "the limit is not kept");
-    }
-    if (goal.length) said.push(`${goal.join(", ")}.`.replace(/^t/, "T"));
-    return [...said, count ? "" : HINT].filter(Boolean).join(" ");
-  }
-
-  // 3. moving a bar: `cells` of its row, from one place to another
-  function move(s, laid, rank, from, to) {
-    const cells = cellsOf(laid.schedule.rows[rank], laid.schedule.paired), { stages } = laid.schedule;
-    if (to < 0 || to >= cells.length || to === from) return null;
-    const [what] = cells.splice(from, 1), before = cells[to], text = cellText(what, stages);
-    const where = before ? `before ${cellText(before, stages)}` : "at the end";
-    const said = `${text} now stands ${where} on rank ${rank}.`;
-    return { edits: [...edits(s), [rank, from, to]], of: signature(s), said, picked: what[0] };
-  }
-  function find(laid, code) {
-    if (!laid.run || !Number.isInteger(code)) return null;
-    for (const [rank, row] of laid.schedule.rows.entries()) {
-      const from = cellsOf(row, laid.schedule.paired).findIndex((cell) => cell.includes(code));
-      if (from >= 0) return { rank, from };
-    }
-    return null;
-  }
-  const undo = (s) => ({ edits: edits(s).slice(0, -1), said: "Taken back." });
-
+// Makes the picture of a schedule from what lib/draw/schedule.py gathers.
+export function picture(gathered) {
+  const given = gathered.rows && readSchedule(gathered.rows, gathered.name);
+  const begun = gathered.start && readSchedule(gathered.start, "the start");
+  const data = { ...gathered, given, begun };
+  const shown = { makespan: 0 }; // of what the last layout showed
+  const { kind, ranks, microbatches, chunks, values, link } = data;
+  const settings = { kind, ranks, microbatches, chunks, ...values, link };
   return {
     title: `Schedule explorer, ${data.name}`,
     summary: data.summary,
-    state,
+    state: { ...settings, now: 0, edits: [], of: "", picked: null, message: "" },
     moving: ["now", "picked"],
     controls: [
-      ...controlsOf(data),
-      { kind: "button", label: "Undo", press: undo, off: (s) => !edits(s).length },
-      { kind: "button", label: "Reset", press: () => ({ edits: [], said: "" }), off: (s) => !edits(s).length },
-      { kind: "button", label: "Copy as text", press: (s) => ({ of: signature(s), edits: edits(s), said: copy(s) }) },
-      { kind: "player", name: "now", label: "Time", min: 0, max: 1, step: 0.002, seconds: 12,
-        show: (now) => figureOf(now * makespan, data.unit) }, // prettier-ignore
+      ...(data.isExercise ? [] : settingControls(data)),
+      ...editControls(data),
+      headControl(data, shown),
     ],
-    layout,
-    overlay: (s, width, laid) => (laid.run ? [...ring(s, laid), ...head(s, laid)] : []),
-    words: (s, laid) => laid.run && `${laid.summary}\n\n${scheduleText(laid.schedule)}`,
-    press: (mark, at, s, laid) => (find(laid, mark?.id) ? { picked: mark.id } : { picked: null }),
-    key(key, s, laid, mark, shift) {
-      const steps = { "[": -1, "]": 1, ...(shift ? { ArrowLeft: -1, ArrowRight: 1 } : {}) };
-      if (key === "u" && edits(s).length) return undo(s);
-      const found = key in steps && find(laid, mark ? mark.id : s.picked);
-      return found ? move(s, laid, found.rank, found.from, found.from + steps[key]) || {} : null;
+    layout(s, width) {
+      const laid = laySchedule(data, s, width);
+      if (laid.run) shown.makespan = laid.run.makespan;
+      return laid;
     },
-    drag: {
-      start(mark, at, s, laid) {
-        held = null;
-        if (!laid.run) return false;
-        const { right, bottom } = laid.place;
-        const found = find(laid, mark?.id);
-        if (found) held = { ...found, x: at.x, before: { edits: edits(s), of: s.of }, centres: centresOf(laid, found) };
-        else if (at.y > bottom - 4 && at.y < bottom + 24 && at.x < right + 10) held = { head: true };
-        return Boolean(held);
-      },
-      move(at, s, laid) {
-        if (held.head) return { now: nowAt(at, laid) };
-        if (Math.abs(at.x - held.x) < 4 && !held.moved) return {};
-        held.moved = true; // the row as it was when the drag began says where a place is
-        const to = held.centres.filter((centre, i) => i !== held.from && centre < at.x).length;
-        const base = { ...s, ...held.before }, there = { ...laid, schedule: ordered(base) };
-        return move(base, there, held.rank, held.from, to) || { ...held.before, said: "" };
-      },
-      end: () => (held = null) || {},
-    },
+    overlay: (s, width, laid) => (laid.run ? [...ringMarks(s, laid), ...headMarks(s, laid)] : []),
+    fullSummary: (s, laid) => laid.run && `${laid.summary}\n\n${scheduleText(laid.schedule)}`,
+    press: (mark, at, s, laid) => ({ picked: findCell(laid, mark?.id) ? mark.id : null }),
+    key: moveByKey,
+    drag: scheduleDrag(data),
   };
+}
 
-  function copy(s) {
-    const area = make("textarea", { style: "position:fixed;top:0;opacity:0", "aria-hidden": "true" });
-    const focus = document.activeElement;
-    area.value = scheduleText(ordered(s));
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy"); // works from a file as well, and where nothing is safe
-    area.remove();
-    focus?.focus();
-    return done ? "Copied: Schedule.read(text) reads it in Python." : 'Not copied: its text stands under "In words".';
+// The schedule as it is chosen and edited, or the sentence why there is none.
+function laySchedule(data, s, width) {
+  let schedule;
+  try {
+    schedule = editedSchedule(data, s);
+  } catch (wrong) {
+    return laySentence(wrong.message, width, s.ranks);
   }
-}
-
-// The controls above the picture; those that mean nothing now are hidden.
-function controlsOf(data) {
-  const kinds = Object.entries(RULES).map(([value, [words]]) => [value, words]);
-  const options = data.rows ? [["given", data.name], ...kinds] : kinds;
-  const several = ({ kind, chunks }) =>
-    kind === "given" ? data.several : (RULES[kind][1] || chunks) > 1;
-  const slider = (name, label, min, max, more) => ({ kind: "slider", name, label, min, max, ...more });
-  const time = (name) => {
-    const { max, step } = data.scale[name], min = name === "forward" || name === "backward_input" ? step : 0;
-    const show = (value, s) => figureOf(value, data.unit) + (name !== "send" && several(s) ? " a rank" : "");
-    return slider(name, TIMES[name], min, max, { step, show });
-  };
-  return [
-    { kind: "choice", name: "kind", label: "Schedule", options },
-    (s) => slider("ranks", several(s) || s.kind === "interleaved" ? "Ranks" : "Stages", 1, data.most.ranks, { hidden: s.kind === "given" }),
-    (s) => slider("microbatches", "Microbatches", 1, data.most.microbatches, { hidden: s.kind === "given" }),
-    (s) => slider("chunks", "Stages a rank", 1, data.most.chunks, { hidden: s.kind !== "interleaved" }),
-    ...Object.keys(TIMES).map(time),
-  ];
-}
-
-// What each stage takes. A slider's time is that of all stages of a rank together, so that cutting a
-// rank's work into more stages leaves its work as it was; different stages keep their proportions.
-function costsOf(data, s, { stages, rows }) {
-  const spread = (name, count, value) => {
-    const shape = data.shapes[name];
-    if (shape?.length !== count) return new Array(count).fill(value);
-    const mean = shape.reduce((sum, one) => sum + one, 0) / count;
-    return shape.map((one) => (value * one) / mean);
-  };
-  const each = (name) => spread(name, stages, (s[name] * rows.length) / stages);
-  const [forward, inputs, weights] = ["forward", "backward_input", "backward_weight"].map(each);
-  const ratio = (name, i) => (data.ratios[name]?.length === stages ? data.ratios[name][i] : 1);
-  const whole = inputs.map((time, i) => (time + weights[i]) * ratio("backward", i));
-  const both = data.ratios.overlap?.length === stages;
-  return {
-    table: [forward, whole, inputs, weights],
-    send: spread("send", stages - 1, s.send),
-    overlap: both ? forward.map((time, i) => (time + whole[i]) * data.ratios.overlap[i]) : null,
-    block: data.block,
-  };
-}
-
-function timesOf(data, s, schedule) {
-  const { table, send } = costsOf(data, s, schedule);
-  const whole = data.ratios.backward ? { B: table[1] } : {};
-  return { F: table[0], I: table[2], W: table[3], ...whole, send: send.length ? send : [0] };
-}
-
-function change(old, now) {
-  return parseFloat(old) === parseFloat(now) ? `${now} as before` : `${now} instead of ${old}`;
+  const run = playWith(data, s, schedule), { unit, par, limit } = data;
+  const laid = layRun(schedule, run, { unit, par, limit }, width);
+  const times = timesOf(data, s, schedule), link = !data.block && s.link;
+  const summary = scheduleSummary(schedule, run, times, unit, link);
+  const few = laid.hasAll ? "" : "Bars that are too small have no number.";
+  const caption = scheduleCaption(times, unit, link, [few, data.more].filter(Boolean).join(" "));
+  const status = scheduleStatus(data, s, schedule, run);
+  return { ...laid, schedule, run, summary, caption, status };
 }
 
 function laySentence(sentence, width, ranks) {
-  const lines = linesOf(sentence, width - 20), marks = lines.map((text, i) =>
-    ({ kind: "text", x: 0, y: (i + 1) * style.line, fill: style.ink, text, align: "left" })); // prettier-ignore
-  return { marks, height: Math.max(ranks * 23 + 90, (lines.length + 2) * style.line), status: sentence };
+  const lines = wrapText(sentence, width - 20);
+  const marks = lines.map((text, i) => textMark(0, (i + 1) * style.line, text));
+  const height = Math.max(ranks * 23 + 90, (lines.length + 2) * style.line);
+  return { marks, height, status: sentence };
 }
 
-// Where the middles of a row's cells lie.
-function centresOf(laid, { rank }) {
-  const { grid, starts, ends } = laid.run, { rows, paired } = laid.schedule;
-  let at = grid.first[rank];
-  return cellsOf(rows[rank], paired).map((cell) => {
-    const [one, last] = [at, at + cell.length - 1];
-    at += cell.length;
-    return LEFT + ((starts[one] + ends[last]) / 2) * laid.place.pixels;
-  });
+// The last thing that was done, whether the order is legal, and what it is worth.
+function scheduleStatus(data, s, schedule, run) {
+  const isEdited = editsOf(s).length > 0;
+  const sentences = [data.unread, s.of === signatureOf(s) ? s.message : ""];
+  if (run.refused) sentences.push(`Not legal. ${run.refused.sentence}`);
+  else {
+    if (isEdited) sentences.push(worthOfEdits(data, s, schedule, run));
+    sentences.push(goalsStatus(data, schedule, run));
+  }
+  return [...sentences, isEdited ? "" : HINT].filter(Boolean).join(" ");
 }
 
-function nowAt({ x }, { place, run }) {
-  return Math.min(1, Math.max(0, (x - LEFT) / place.pixels / (run.makespan || 1)));
+function worthOfEdits(data, s, schedule, run) {
+  const chosen = chosenSchedule(data, s), before = playSchedule(chosen, costsOf(data, s, schedule));
+  const peak = ({ alive }) => Math.max(...keptBy(schedule, alive));
+  const time = ({ makespan }) => figureText(makespan, data.unit);
+  const memory = comparison(figureText(peak(before), ""), inMicrobatches(peak(run)));
+  return `Legal. Makespan ${comparison(time(before), time(run))}, peak memory ${memory}.`;
+}
+
+function comparison(old, now) {
+  return parseFloat(old) === parseFloat(now) ? `${now} as before` : `${now} instead of ${old}`;
+}
+
+function goalsStatus({ par, limit }, schedule, run) {
+  const parts = [], top = Math.max(...keptBy(schedule, run.alive));
+  if (par) {
+    parts.push(`The goal for the makespan is ${meetsGoal(run.makespan, par) ? "met" : "not met"}`);
+  }
+  if (limit) parts.push(meetsGoal(top, limit) ? "the limit is kept" : "the limit is not kept");
+  return parts.length ? `${parts.join(", ")}.`.replace(/^t/, "T") : "";
+}
+
+// Which schedule it is and what it costs; controls that mean nothing now are hidden.
+function settingControls(data) {
+  const kinds = Object.entries(RULES).map(([value, [name]]) => [value, name]);
+  const options = data.rows ? [["given", data.name], ...kinds] : kinds;
+  const isSeveral = ({ kind, chunks }) =>
+    kind === "given" ? data.several : (RULES[kind][1] || chunks) > 1;
+  const count = (name, label, hidden) => {
+    return { kind: "slider", name, label, min: 1, max: data.most[name], hidden };
+  };
+  const time = (name) => {
+    const { max, step } = data.scale[name], isNeeded = ["forward", "backward_input"].includes(name);
+    const each = (s) => (name !== "send" && isSeveral(s) ? " a rank" : "");
+    const show = (value, s) => figureText(value, data.unit) + each(s);
+    return { kind: "slider", name, label: TIMES[name], min: isNeeded ? step : 0, max, step, show };
+  };
+  const link = { kind: "choice", name: "link", label: "Messages", options: LINKS };
+  const rankLabel = (s) => (isSeveral(s) || s.kind === "interleaved" ? "Ranks" : "Stages");
+  return [
+    { kind: "choice", name: "kind", label: "Schedule", options },
+    (s) => count("ranks", rankLabel(s), s.kind === "given"),
+    (s) => count("microbatches", "Microbatches", s.kind === "given"),
+    (s) => count("chunks", "Stages a rank", s.kind !== "interleaved"),
+    ...Object.keys(TIMES).map(time),
+    (s) => ({ ...link, hidden: data.block || !s.send }),
+  ];
+}
+
+function editControls(data) {
+  const isPlain = (s) => !editsOf(s).length, reset = () => ({ edits: [], message: "" });
+  const copy = (s) => ({ of: signatureOf(s), edits: editsOf(s), message: copySchedule(data, s) });
+  return [
+    { kind: "button", label: "Undo", press: undoMove, off: isPlain },
+    { kind: "button", label: "Reset", press: reset, off: isPlain },
+    (s) => ({ ...startButton(s), hidden: !data.begun }),
+    { kind: "button", label: "Copy as text", press: copy },
+  ];
+}
+
+// From the reader's own schedule to the one that the exercise begins with, and back.
+function startButton({ kind }) {
+  const [label, other] = kind === "begun" ? ["Your text", "given"] : ["Begin anew", "begun"];
+  return { kind: "button", label, press: () => ({ kind: other, edits: [], message: "" }) };
+}
+
+function copySchedule(data, s) {
+  return copyText(scheduleText(editedSchedule(data, s)))
+    ? "Copied: Schedule.read(text) reads it in Python."
+    : 'Not copied: its text stands under "In words".';
+}
+
+function headControl({ unit }, shown) {
+  const show = (now) => figureText(now * shown.makespan, unit);
+  const range = { min: 0, max: 1, step: 0.002, seconds: 12 };
+  return { kind: "player", name: "now", label: "Time", ...range, show };
 }
 
 // A ring around the bar that was picked or is dragged.
-function ring(s, laid) {
+function ringMarks(s, laid) {
   const bar = Number.isInteger(s.picked) && laid.marks.find((mark) => mark.id === s.picked);
-  return bar ? [{ kind: "box", x: bar.x, y: bar.y, w: bar.w, h: bar.h, edge: style.ink, thick: 2.5 }] : [];
+  return bar ? [boxMark(bar.x, bar.y, bar.w, bar.h, { edge: style.ink, thick: 2.5 })] : [];
 }
 
 // The play head, and what each rank keeps at that moment.
-function head(s, { place, run, schedule, marks: drawn }) {
-  const time = s.now * run.makespan, { top, bottom } = place, x = LEFT + time * place.pixels;
-  const marks = [{ kind: "line", points: [[x, top - 4], [x, bottom]], edge: style.ink, thick: 1.6 }];
-  marks.push({ kind: "box", x: x - 4, y: top - 8, w: 8, h: 5, fill: style.ink });
+function headMarks(s, { place, run, schedule, marks: drawn }) {
+  const time = s.now * run.makespan, { top, bottom } = place, x = place.left + time * place.pixels;
+  const marks = [lineMark([[x, top - 4], [x, bottom]], style.ink, { thick: 1.6 })];
+  marks.push(boxMark(x - 4, top - 8, 8, 5, { fill: style.ink }));
   if (run.refused || !s.now) return marks;
-  const alive = schedule.rows.map((row, rank) => {
-    let held = 0;
-    row.forEach((code, i) => {
-      const at = run.grid.first[rank] + i, kind = code & 3;
-      if (kind === 0 && run.starts[at] <= time) held++;
-      if ((kind === 1 || kind === 3) && run.ends[at] <= time) held--;
-    });
-    return held;
-  });
-  keptBy(schedule, alive).forEach((kept, rank) => {
-    const bar = drawn.find((mark) => mark.id === `memory ${rank}`), most = keptBy(schedule, run.alive)[rank];
+  keptBy(schedule, aliveAtTime(schedule, run, time)).forEach((kept, rank) => {
+    const bar = drawn.find((mark) => mark.id === `memory ${rank}`);
+    const most = keptBy(schedule, run.alive)[rank];
     const w = (bar.w * kept) / Math.min(most, place.limit || most);
-    if (kept) marks.push({ kind: "box", x: bar.x, y: bar.y, w, h: bar.h, fill: style.compute.forward });
+    if (kept) marks.push(boxMark(bar.x, bar.y, w, bar.h, { fill: style.compute.forward }));
   });
   return marks;
+}
+
+// How many activations the stages of each rank keep at a time.
+function aliveAtTime({ rows }, { grid, starts, ends }, time) {
+  return rows.map((row, rank) => {
+    let alive = 0;
+    row.forEach((code, i) => {
+      const at = grid.first[rank] + i, kind = code & 3;
+      if (kind === 0 && starts[at] <= time) alive++;
+      if ((kind === 1 || kind === 3) && ends[at] <= time) alive--;
+    });
+    return alive;
+  });
 }

@@ -1,12 +1,14 @@
-// Pipeline schedules: the rules of lib/predict/schedule.py and _v.py, for the sliders; the browser
-// tests hold the two together. A schedule is {name, stages, microbatches, rows, paired}: `rows` has
-// the codes of each rank, 4·(microbatch·stages + stage) + the letter's place in FBIW, and `paired`
-// the codes of the forwards that run beside the backward that follows them.
+// Pipeline schedules: the rules of lib/predict/pipeline/schedules.py and v_rules.py, for the
+// sliders; the browser tests hold the two together. A schedule is {name, stages, microbatches,
+// rows, paired}: `rows` has the codes of each rank, 4·(microbatch·stages + stage) + the letter's
+// place in FBIW, and `paired` the codes of the forwards that run beside the backward that follows
+// them.
 
+// PyTorch's letters: forward, whole backward, backward for the input, backward for the weights.
 export const LETTERS = "FBIW";
 const [F, B, I, W] = [0, 1, 2, 3];
 
-// [name, stages a rank: a number, or the reader's choice (0), rule]
+// By kind: its name, the stages of a rank (0 where the reader chooses), and its rule.
 export const RULES = {
   naive: ["naive", 1, naive],
   gpipe: ["GPipe", 1, gpipe],
@@ -17,13 +19,14 @@ export const RULES = {
   "zb-v": ["ZB-V", 2, zbV],
 };
 
-// The schedule of that kind; an Error with a sentence where there is none for these numbers.
+// Gives the schedule of that kind; an Error with a sentence where there is none for these numbers.
 export function generate(kind, ranks, microbatches, chunks) {
   const [name, each, rule] = RULES[kind], stages = ranks * (each || chunks);
   const code = (letter, stage, microbatch) => 4 * (microbatch * stages + stage) + letter;
   const rows = [];
-  for (let rank = 0; rank < ranks; rank++)
+  for (let rank = 0; rank < ranks; rank++) {
     rows.push(rule({ rank, ranks, stages, microbatches, chunks: each || chunks, code }));
+  }
   return { name, stages, microbatches, rows, paired: new Set() };
 }
 
@@ -50,9 +53,12 @@ function zbH2({ rank, ranks, microbatches: m, code }) {
 // Microbatches go in rounds of about one for each rank, through all stages of a rank in turn.
 function interleaved({ rank, ranks, microbatches: m, chunks, code }) {
   const rounds = Math.max(1, Math.floor(m / ranks)), size = m / rounds;
-  if (m % rounds)
-    throw new Error(`${m} microbatches do not make ${rounds} equal rounds on ${ranks} ranks: ` +
-      `choose a multiple of ${ranks}, or fewer than ${2 * ranks}.`); // prettier-ignore
+  if (m % rounds) {
+    throw new Error(
+      `The batch has ${m} microbatches; ${rounds} rounds cannot share them equally. ` +
+        `Choose a multiple of ${ranks}, or fewer than ${2 * ranks}.`,
+    );
+  }
   const forwards = [], backwards = [];
   for (let k = 0; k < chunks * m; k++) {
     const chunk = Math.floor(k / size) % chunks;
@@ -97,53 +103,60 @@ function weave(forwards, backwards, warm) {
 
 // After each I the W that is `late` I's older; the other W's at the end.
 function lag(row, late) {
-  const made = [], inputs = [];
+  const delayed = [], inputs = [];
   let next = 0;
   for (const code of row) {
-    made.push(code);
+    delayed.push(code);
     if (code % 4 !== I) continue;
     inputs.push(code);
-    if (inputs.length > late) made.push(inputs[next++] - I + W);
+    if (inputs.length > late) delayed.push(inputs[next++] - I + W);
   }
-  return made.concat(inputs.slice(next).map((code) => code - I + W));
+  return delayed.concat(inputs.slice(next).map((code) => code - I + W));
 }
 
-// 2F0, as PyTorch writes it.
+// Writes an action as PyTorch does: 2F0.
 export function actionText(code, stages) {
   const cell = code >> 2;
   return `${cell % stages}${LETTERS[code & 3]}${Math.floor(cell / stages)}`;
 }
 
-// Back from text: PyTorch's pipeline CSV, one line for each rank.
+// Reads a schedule from PyTorch's pipeline CSV: one line for each rank.
 export function readSchedule(text, name) {
-  const found = text.trim().split("\n").map((line) => [...line.matchAll(/(\()?(\d+)([FBIW])(\d+)/g)]);
-  const all = found.flat();
-  const stages = 1 + Math.max(...all.map((part) => Number(part[2])));
-  const microbatches = 1 + Math.max(...all.map((part) => Number(part[4])));
-  const code = (part) => 4 * (Number(part[4]) * stages + Number(part[2])) + LETTERS.indexOf(part[3]);
-  const paired = new Set(all.filter((part) => part[1]).map(code));
-  return { name, stages, microbatches, rows: found.map((row) => row.map(code)), paired };
+  const lines = text.trim().split("\n");
+  const actions = lines.map((line) => [...line.matchAll(/(\()?(\d+)([FBIW])(\d+)/g)]);
+  const all = actions.flat();
+  const stages = 1 + Math.max(...all.map(([, , stage]) => Number(stage)));
+  const microbatches = 1 + Math.max(...all.map(([, , , , microbatch]) => Number(microbatch)));
+  const code = ([, , stage, letter, microbatch]) =>
+    4 * (Number(microbatch) * stages + Number(stage)) + LETTERS.indexOf(letter);
+  const paired = new Set(all.filter(([, bracket]) => bracket).map(code));
+  return { name, stages, microbatches, rows: actions.map((row) => row.map(code)), paired };
 }
 
-// The rows as cells: [code], or [forward, backward] of a pair, which moves as one.
+// Cuts a row into cells: [code], or [forward, backward] of a pair, which moves as one.
 export function cellsOf(row, paired) {
   const cells = [];
-  for (let i = 0; i < row.length; i++)
+  for (let i = 0; i < row.length; i++) {
     cells.push(paired.has(row[i]) ? [row[i], row[++i]] : [row[i]]);
+  }
   return cells;
 }
 
+// Writes a cell as PyTorch does.
 export function cellText(cell, stages) {
   const [one, two] = cell.map((code) => actionText(code, stages));
   return two ? `(${one};${two})OVERLAP_F_B` : one;
 }
 
+// Writes a schedule as PyTorch's pipeline CSV: one line for each rank.
 export function scheduleText({ rows, stages, paired }) {
-  return rows.map((row) => cellsOf(row, paired).map((c) => cellText(c, stages)).join(",")).join("\n");
+  return rows.map((row) => cellsOf(row, paired).map((c) => cellText(c, stages)).join(",")).join(
+    "\n",
+  );
 }
 
-// The same schedule with one cell of a rank at another place of its row.
-export function moved(schedule, [rank, from, to]) {
+// Gives the same schedule with one cell of a rank at another place of its row.
+export function withMove(schedule, [rank, from, to]) {
   const cells = cellsOf(schedule.rows[rank], schedule.paired);
   cells.splice(to, 0, ...cells.splice(from, 1));
   return { ...schedule, rows: schedule.rows.with(rank, cells.flat()) };

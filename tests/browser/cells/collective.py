@@ -1,4 +1,4 @@
 from lib.draw import collective
-from lib.predict.rounds import ring
+from lib.predict.collectives.plans import ring
 
 collective(ring(4))

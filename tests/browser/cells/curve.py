@@ -1,6 +1,6 @@
 from lib.draw import curve
+from lib.predict.collectives.formulas import fit
 from lib.predict.hardware import sweep, sweeps
-from lib.predict.traffic import fit
 
 found = [sweep(name) for name in sweeps()[:2]]
 points = {s.name: (s.nbytes, s.seconds) for s in found}

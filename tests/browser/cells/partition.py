@@ -1,5 +1,5 @@
 from lib.draw import partition
-from lib.predict.partition import equal, exact
+from lib.predict.pipeline.cuts import equal, exact
 
 layers = [3, 1, 1, 1, 1, 1, 1, 6]
 cuts = ("equal", equal(layers, 4)), ("exact", exact(layers, 4))

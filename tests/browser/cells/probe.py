@@ -1,7 +1,6 @@
 from pathlib import Path
 
-from lib.draw import Picture, style
-from lib.draw.picture import Mark
+from lib.draw import Picture
 
 runs = [0]
 
@@ -14,6 +13,5 @@ def again(name, state):
     return {"summary": "a probe", "runs": runs[0]}
 
 
-box = Mark("box", 4, 10, 72, 40, fill=style.colour("forward"), about="box 0")
 probe = str(Path("probe").resolve())
-Picture([box], 60, "a probe", live=(probe, {"runs": 0}), ask=again)
+Picture("a probe", (probe, {"runs": 0}), ask=again)

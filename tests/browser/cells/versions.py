@@ -1,5 +1,5 @@
 from lib.draw import versions
-from lib.predict.schedule import pipedream
-from lib.predict.versions import weight_versions
+from lib.predict.pipeline.schedules import pipedream
+from lib.predict.pipeline.versions import weight_versions
 
 versions(weight_versions(pipedream(4, 12), "latest"))

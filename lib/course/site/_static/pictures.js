@@ -3,7 +3,9 @@
 // JupyterLab ../lab/stored.js calls `manyRanksStored`. For anywidgets.
 // A plain script: a page from file:// may not load modules (it may import what it holds itself).
 
-(() => {
+"use strict";
+
+{
   const signal = new AbortController().signal; // never ended: a picture lives as long as its page
   const modules = new Map(); // by text: each is read once, however many pictures it draws
   const started = new Map(); // by model
@@ -11,7 +13,7 @@
   // What a widget's own code may ask of its model; `send` has nobody to reach.
   function revive({ state, buffers = [] }, widget_manager) {
     const values = { ...state };
-    const heard = [];
+    const listeners = [];
     for (const { path, data } of buffers) {
       const holder = path.slice(0, -1).reduce((part, key) => part[key], values);
       const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
@@ -21,25 +23,25 @@
       get: (key) => values[key],
       set(key, value) {
         const news = Object.entries(typeof key === "string" ? { [key]: value } : key);
-        const changed = news.filter(([name, given]) => values[name] !== given);
-        for (const [name, given] of changed) values[name] = given;
-        for (const [name, given] of changed) tell(`change:${name}`, model, given);
-        if (changed.length) tell("change", model);
+        const changed = news.filter(([name, value]) => values[name] !== value);
+        for (const [name, value] of changed) values[name] = value;
+        for (const [name, value] of changed) notify(`change:${name}`, model, value);
+        if (changed.length) notify("change", model);
       },
       on(names, call) {
-        for (const name of names.split(" ")) heard.push({ name, call });
+        for (const name of names.split(" ")) listeners.push({ name, call });
       },
       off(names, call) {
-        const meant = ({ name, call: other }) =>
+        const isMeant = ({ name, call: other }) =>
           (!names || names.split(" ").includes(name)) && (!call || call === other);
-        heard.splice(0, heard.length, ...heard.filter((one) => !meant(one)));
+        listeners.splice(0, listeners.length, ...listeners.filter((one) => !isMeant(one)));
       },
       save_changes() {},
       send() {},
       widget_manager,
     };
-    const tell = (name, ...words) =>
-      heard.filter((one) => one.name === name).forEach((one) => one.call(...words));
+    const notify = (name, ...details) =>
+      listeners.filter((one) => one.name === name).forEach((one) => one.call(...details));
     return model;
   }
 
@@ -52,13 +54,13 @@
   }
 
   async function start(model) {
-    const { default: given } = await load(model.get("_esm"));
-    const widget = typeof given === "function" ? await given() : given;
+    const { default: exported } = await load(model.get("_esm"));
+    const widget = typeof exported === "function" ? await exported() : exported;
     await widget.initialize?.({ model, signal });
     return widget;
   }
 
-  // stored: {id: {state, buffers}}. `has` tells whether a picture can be shown; `show` draws it.
+  // stored: {id: {state, buffers}}. `has` is whether a picture can be shown; `show` draws it.
   globalThis.manyRanksStored = (stored) => {
     const models = new Map();
     const manager = { get_model: async (id) => models.get(id) };
@@ -77,7 +79,9 @@
   const find = (name) =>
     document.querySelectorAll(`script[type="application/vnd.jupyter.widget-${name}+json"]`);
   const read = (script) => JSON.parse(script.textContent);
-  const pictures = manyRanksStored(Object.assign({}, ...[...find("state")].map((s) => read(s).state)));
+  const pictures = manyRanksStored(
+    Object.assign({}, ...[...find("state")].map((s) => read(s).state)),
+  );
   for (const script of find("view")) {
     const { model_id: id } = read(script);
     if (!pictures.has(id)) continue;
@@ -85,7 +89,8 @@
     script.after(el);
     // A cell may show several pictures side by side in one element: the still that follows is ours.
     const stills = [...script.parentElement.querySelectorAll(".picture-still")];
-    const follows = (node) => script.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const follows = (node) =>
+      script.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING;
     const still = stills.find(follows);
     pictures.show(id, el).then(
       () => still?.remove(),
@@ -95,4 +100,4 @@
       },
     );
   }
-})();
+}

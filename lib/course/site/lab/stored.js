@@ -1,9 +1,14 @@
-// A JupyterLab extension in one file, without a build. JupyterLab's widgets read what a notebook
-// stores of them only once it has a kernel: with "No Kernel" they say "Loading widget..." for ever
-// (jupyter-widgets/ipywidgets issues 3773 and 3970). Here a trusted notebook's pictures live all
-// the same, from what it stores; what runs later, on a kernel, is JupyterLab's own again.
+// A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
+// pictures.js, saving.js (what a notebook's file holds) and copies.js (the reader's own chapters).
+//
+// JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
+// "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
+// 3970). Here a trusted notebook's pictures live all the same, from what it stores; what runs
+// later, on a kernel, is JupyterLab's own again.
 
-(() => {
+"use strict";
+
+{
   const VIEW = "application/vnd.jupyter.widget-view+json";
   const STATE = "application/vnd.jupyter.widget-state+json";
   let shelf; // the modules that JupyterLab shares
@@ -62,19 +67,28 @@
     autoStart: true,
     activate(app) {
       app.docRegistry.addWidgetExtension("Notebook", {
-        createNew: (panel, context) => void attend(panel, context),
+        createNew(panel, context) {
+          void manyRanksSaving(panel, context);
+          void attend(panel, context);
+        },
       });
     },
   };
 
   const here = document.currentScript.src;
-  const loader = document.createElement("script");
-  loader.src = new URL("pictures.js", here);
-  const loaded = new Promise((done) => loader.addEventListener("load", done));
-  document.head.append(loader);
+  function load(name) {
+    const loader = document.createElement("script");
+    loader.src = new URL(name, here);
+    document.head.append(loader);
+    return new Promise((done) => loader.addEventListener("load", done));
+  }
+  const loaded = Promise.all(["pictures.js", "saving.js", "copies.js"].map(load));
 
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
-    get: async () => () => extension,
+    async get() {
+      const plugins = [extension, await manyRanksCopies(shared)];
+      return () => plugins;
+    },
   };
-})();
+}

@@ -1,0 +1,179 @@
+"""What the rules of chapter 7 do to learning: training on one device, and what it ends with.
+
+The runs of many learning rates and seeds are trained side by side, each with weights of its own.
+"""
+
+from contextlib import contextmanager
+from math import inf, isfinite
+from statistics import mean, median
+
+import torch
+
+from lib.course.asynchronous_pipelines.lessons import SHAPE, regression
+from lib.parallel.pipeline.pipes import cut
+from lib.predict.pipeline import schedules
+from lib.predict.pipeline.play import play
+from lib.predict.pipeline.versions import weight_versions
+from lib.single.models import MLP
+from lib.single.train import mean_squares
+
+
+def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -> list[float]:
+    """Train on one device with the weights that a rule gives each microbatch; return the losses."""
+    with _one_thread():
+        return _trained(schedule, rule, every, [(rate, seed)])[rate, seed]
+
+
+def trained(rule: str, every: int, rates, seeds, stages: int = 4, microbatches: int = 96) -> dict:
+    """Train on one device for each rate and seed; return {(rate, seed): losses of a stream}.
+
+    `rule` is a rule for versions, or "ZB-H2", a synchronous schedule.
+    """
+    schedule = schedule_of(rule, every, stages, microbatches)
+    rule = "flush" if rule == "ZB-H2" else rule
+    with _one_thread():
+        return _trained(schedule, rule, every, [(rate, seed) for rate in rates for seed in seeds])
+
+
+@contextmanager
+def _one_thread():
+    """Compute with one thread: for matrices this small, several threads are far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _trained(schedule, rule: str, every: int, runs: list[tuple]) -> dict:
+    """Train all runs, (rate, seed) each, side by side; return the losses of each.
+
+    Every version of every stage's weights is kept, [runs, ...] each. Microbatch after microbatch, a
+    stage computes forward with the version that the rule names for it. Before the backward these
+    weights become those that the rule names for the backward; only with "latest" are they others.
+    The gradient is applied to the newest version, by plain SGD.
+    """
+    pairs = [regression(seed, schedule.microbatches) for _, seed in runs]
+    inputs, targets = (torch.stack(column, 1) for column in zip(*pairs))  # [N, runs, b, ...]
+    rates = torch.tensor([rate for rate, _ in runs], dtype=inputs.dtype, device=inputs.device)
+    model, count = MLP(SHAPE).double(), len(runs)
+    stages = [model[slice(*ends)] for ends in cut(model, schedule.stages)]
+    seen = weight_versions(schedule, rule, every)
+    kept = [[_spread(stage, count)] for stage in stages]  # by stage and version
+    sums = [{name: torch.zeros_like(w) for name, w in versions[0].items()} for versions in kept]
+    losses = []
+    for j, (x, y) in enumerate(zip(inputs, targets)):
+        used = []
+        for stage, versions, row in zip(stages, kept, seen):
+            weights = {k: w.clone().requires_grad_() for k, w in versions[row[j].forward].items()}
+            x = _side_by_side(stage)(weights, x)
+            used.append(weights)
+        loss = torch.vmap(mean_squares)(x, y)
+        losses.append(loss.detach())
+        for weights, versions, row in zip(used, kept, seen):
+            for name, weight in weights.items():
+                weight.data.copy_(versions[row[j].backward][name])
+        loss.sum().backward()
+        for weights, versions, total in zip(used, kept, sums):
+            for name, weight in weights.items():
+                total[name] += weight.grad / every
+            if (j + 1) % every == 0:
+                versions.append({k: w - _times(rates, total[k]) for k, w in versions[-1].items()})
+                for each in total.values():
+                    each.zero_()
+    return {run: row.tolist() for run, row in zip(runs, torch.stack(losses, 1))}
+
+
+def _spread(stage, count: int) -> dict:
+    """Return `count` copies of a stage's weights, [count, ...] each."""
+    weights = dict(stage.named_parameters()).items()
+    return {name: w.detach().expand(count, *w.shape).clone() for name, w in weights}
+
+
+def _side_by_side(stage):
+    """Return a function that computes a stage with weights of its own for each run."""
+    return torch.vmap(lambda weights, x: torch.func.functional_call(stage, weights, (x,)))
+
+
+def _times(rates, gradients):
+    return rates.view(-1, *[1] * (gradients.dim() - 1)) * gradients
+
+
+def schedule_of(rule: str, every: int, stages: int, microbatches: int):
+    """Return the schedule that a rule needs: with a flush after `every` microbatches, or none.
+
+    "ZB-H2" stands for zero-bubble steps of `every` microbatches, which follow without waiting.
+    """
+    if rule in ("flush", "ZB-H2"):
+        make = schedules.zb_h2 if rule == "ZB-H2" else schedules.one_f_one_b
+        return schedules.repeated(make(stages, every), microbatches // every)
+    return schedules.pipedream(stages, microbatches)
+
+
+def ends(losses: dict, rate: float, last: int = 8) -> list[float]:
+    """Return the mean loss of the last microbatches at a rate, for each seed.
+
+    A run whose mean is 10 or more, or not a number, has diverged and counts as infinite.
+    """
+    means = [mean(values[-last:]) for (of, _), values in losses.items() if of == rate]
+    return [value if value < 10 else inf for value in means]
+
+
+def shown(values: list[float]) -> str:
+    """Return the median of some losses, and in brackets how many are infinite, if any are."""
+    diverged, middle = sum(value == inf for value in values), median(values)
+    return (f"{middle:.2f}" if middle < inf else "-") + f" ({diverged})" * (diverged > 0)
+
+
+def medians(losses: dict, rate: float, width: int = 8) -> dict[int, float]:
+    """Return, for numbers of microbatches, the median over seeds of the last `width` losses' mean.
+
+    Only finite medians are listed.
+    """
+    runs = [values for (of, _), values in losses.items() if of == rate]
+    places = range(width, len(runs[0]) + 1, width)
+    each = {end: [mean(run[end - width : end]) for run in runs] for end in places}
+    middles = {end: median(v if isfinite(v) else inf for v in row) for end, row in each.items()}
+    return {end: middle for end, middle in middles.items() if middle < inf}
+
+
+def units(rule: str, every: int, microbatches: int, stages: int = 4) -> float:
+    """Return the simulated time of so many microbatches: F takes 1, B takes 2, a message 0."""
+    return play(schedule_of(rule, every, stages, microbatches)).makespan
+
+
+def by_time(losses: dict, rule: str, every: int, rate: float) -> tuple[list, list]:
+    """Return simulated times and the median losses at these times, for one rate."""
+    points = medians(losses, rate)
+    return [units(rule, every, microbatches) for microbatches in points], list(points.values())
+
+
+def until(losses: dict, rule: str, every: int, goal: float) -> tuple[float, float]:
+    """Return the simulated time until the median loss is below `goal`, and the best rate for it.
+
+    The time is infinite where no rate reaches the goal.
+    """
+    times = []
+    for rate in dict.fromkeys(of for of, _ in losses):
+        below = [end for end, loss in medians(losses, rate).items() if loss < goal]
+        times.append((units(rule, every, below[0]) if below else inf, rate))
+    return min(times)
+
+
+def times_until(losses: dict, goal: float) -> str:
+    """Write for each rule the time until its loss is below `goal`, and the best rate for it.
+
+    `losses[rule, m]` holds the losses of every run, as `trained` returns them.
+    """
+    lines = [f"{'rule, m':<16} time  rate"]
+    for (rule, every), of in losses.items():
+        time, rate = until(of, rule, every, goal)
+        lines.append(f"{rule:<14}{every:<2}{time:5g}  {rate if time < inf else '-'}")
+    return "\n".join(lines)
+
+
+def by_time_and_rule(losses: dict, rate: float) -> dict:
+    """Return `by_time` of each rule at one rate, under the names of a picture's lines."""
+    named = losses.items()
+    return {f"{rule}, {every}": by_time(of, rule, every, rate) for (rule, every), of in named}

@@ -1,0 +1,178 @@
+"""Functions that the cells of chapter 7 call: data, recordings, comparisons and measurements."""
+
+from dataclasses import replace
+from math import lcm
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from lib.course.stopwatch import seconds_of
+from lib.ledger import Ledger
+from lib.parallel.pipeline import PipeDream
+from lib.predict.larger import Larger
+from lib.predict.pipeline import schedules
+from lib.predict.pipeline.cuts import Layer
+from lib.predict.shape import GPTShape, MLPShape
+from lib.ranks.slow_motion import SlowMotion
+from lib.single.batches import Batches
+from lib.single.models import GPT
+from lib.single.train import next_token_loss
+
+SHAPE = MLPShape((6, 16, 16, 16, 3))  # four layers
+# Eight layers: milliseconds, and the bytes of their weights. The last is as heavy as a vocabulary.
+EIGHT = [
+    Layer(ms / 1e3, activation=4e6, weights=weights, channels=8)
+    for ms, weights in zip((0.5, 1, 3, 1, 1, 1, 2, 3), [2e6] * 7 + [2e8])
+]
+SMALL = GPTShape(layers=6, width=32, heads=2, sequence=16)
+FOUR_HEADS = GPTShape(layers=6, width=32, heads=4, sequence=16)  # shared by up to four ranks
+# The rows of two runs on four ranks, one above the other: with flushes and without.
+ROWS = [f"{way} {rank}" for way in ("flush", "stream") for rank in range(4)]
+LARGE = GPTShape(layers=6, width=128, heads=4, sequence=64)
+
+
+def regression(seed: int, microbatches: int, examples: int = 8):
+    """Return a stream of inputs [N, b, 6] and targets [N, b, 3], a linear map of the inputs.
+
+    Inputs and targets have variance 1, so a model that always answers 0 has a loss of about 1. The
+    numbers depend on the seed alone, on a GPU as well.
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    draw = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+    truth, x = torch.randn(6, 3, **draw), torch.randn(microbatches, examples, 6, **draw)
+    device, truth = torch.get_default_device(), truth / truth.norm(dim=0)
+    return x.to(device), (x @ truth).to(device)
+
+
+def above_one_another(first: Ledger, second: Ledger) -> Ledger:
+    """Return two recordings on one clock: the ranks of the second stand below those of the first.
+
+    Only forwards and backwards are kept.
+    """
+    rows, below = [], 0
+    for recorded in (first, second):
+        work = recorded.where(lane="compute", op=["F", "B"])
+        start = min(row.start for row in work)
+        for row in work:
+            moved = {"start": row.start - start, "end": row.end - start, "rank": row.rank + below}
+            rows.append(replace(row, **moved))
+        below = max(work.ranks) + 1
+    return Ledger(rows, source=first.source, meta=first.meta)
+
+
+def for_large_layers(width: int = 8192, examples: int = 4096, microbatches: int = 12):
+    """Return the SlowMotion in which the small MLP stands for one of H100s and NVLink 4.
+
+    The layers of the large one are all `width` wide and take `examples` in a microbatch. The sizes
+    of the data that the small run draws stand for themselves.
+    """
+    own = {size: size for size in (microbatches, 8 * microbatches)}
+    large = MLPShape((width,) * len(SHAPE.widths))
+    stands_for = Larger(SHAPE, large, batch=(8, examples), sizes=own)
+    return SlowMotion("H100", link="NVLink4", factor=40, stands_for=stands_for)
+
+
+def without_average(run, *arguments):
+    """Call `run(*arguments)` on this rank with the average over replicas left out."""
+    with mock.patch("lib.parallel.pipeline.pipedream.average", lambda *_: lambda: None):
+        return run(*arguments)
+
+
+def replica_group(replicas):
+    """Return the process group of the ranks that hold this rank's stage.
+
+    `replicas` are the numbers of ranks of the stages: with (3, 1), ranks 0 to 2 hold stage 0.
+    """
+    first = 0
+    for count in replicas:
+        ranks = range(first, first + count)
+        if dist.get_rank() in ranks:
+            return dist.new_group(list(ranks), use_local_synchronization=True)
+        first += count
+    raise ValueError(f"Rank {dist.get_rank()} has no stage: {replicas} are {first} ranks.")
+
+
+def small_batch():
+    """Return tokens and targets, [8, 16] each, for the small GPT."""
+    return Batches(8, sequence=16)[0]
+
+
+def gpt_gradients(shape: GPTShape = SMALL) -> dict:
+    """Return the gradients of a small GPT on one device for the small batch, by name."""
+    tokens, targets = small_batch()
+    model = GPT(shape).double()
+    next_token_loss(model(tokens), targets).backward()
+    return {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def same(gradients: dict, expected: dict) -> None:
+    """Raise AssertionError, with the name, where a gradient differs from the expected one."""
+    assert gradients, "There are no gradients to compare."
+    for name, gradient in gradients.items():
+        close = torch.allclose(gradient, expected[name], rtol=1e-9, atol=1e-12)
+        assert close, f"The gradient of {name} differs from that of one device."
+
+
+def same_shares(by_rank: list[tuple], expected: dict) -> None:
+    """Raise AssertionError where the ranks' shares of the gradients are not the expected ones.
+
+    `by_rank` holds (stage, gradients by name) of each rank. The shares of a stage's ranks are put
+    side by side along the dim in which they are smaller than the whole.
+    """
+    for stage in sorted({stage for stage, _ in by_rank}):
+        shares = [gradients for own, gradients in by_rank if own == stage]
+        for name, first in shares[0].items():
+            whole = expected[name]
+            smaller = [d for d in range(whole.dim()) if first.shape[d] < whole.shape[d]]
+            pieces = [gradients[name] for gradients in shares]
+            same({name: torch.cat(pieces, smaller[0]) if smaller else first}, expected)
+
+
+def bandwidth(nbytes: int, repeats: int = 5) -> float:
+    """Measure, on this rank, the bytes a second at which an all-reduce of `nbytes` sends.
+
+    A ring sends 2 (n - 1) / n of the buffer from each of n ranks.
+    """
+    ranks, buffer = dist.get_world_size(), torch.zeros(nbytes // 4, dtype=torch.float32)
+    seconds = min(seconds_of(lambda: dist.all_reduce(buffer), repeats))
+    return 2 * (ranks - 1) / ranks * nbytes / seconds
+
+
+def expected_seconds(partition, layers, speed: float) -> float:
+    """Return the predicted seconds for each microbatch of a partition, as `PipeDream` runs it.
+
+    The partitioner assumes that replicas average while they compute. `PipeDream` averages after
+    the backward, so here the two times of a stage with replicas are added. `speed` is in bytes a
+    second.
+    """
+    slowest = partition.bottleneck(layers, speed)
+    for stage, work in zip(partition.stages, partition.loads(layers)):
+        if stage.ranks > 1:
+            weights = sum(layer.weights for layer in layers[stage.first : stage.last])
+            average = 2 * (stage.ranks - 1) / stage.ranks * weights / speed
+            slowest = max(slowest, (work + average) / stage.ranks)
+    return slowest
+
+
+def text_stream(microbatches: int) -> list[torch.Tensor]:
+    """Return a stream of text for the large GPT: tokens and targets, [N, 4, S] each."""
+    batches = Batches(4, LARGE.sequence)
+    return [torch.stack(column) for column in zip(*(batches[n] for n in range(microbatches)))]
+
+
+def seconds_each(partition, inputs, targets, rounds: int = 2) -> float:
+    """Measure, on this rank, the seconds for each microbatch of a stream of the large GPT.
+
+    `partition` says how it is cut and replicated. The first round, which is not counted, allocates
+    memory and sends the forms of the messages; of the others the fastest counts.
+    """
+    schedule = schedules.round_robin(partition.replicas, len(inputs))
+    pipe = PipeDream(GPT(LARGE), schedule, lambda weights: torch.optim.SGD(weights, 1e-3),
+                     every=lcm(*partition.replicas), lengths=partition.lengths)  # fmt: skip
+
+    def until_all_have_ended():
+        pipe.run(inputs, targets)
+        dist.barrier()
+
+    return min(seconds_of(until_all_have_ended, rounds)) / len(inputs)

@@ -1,0 +1,34 @@
+"""Exercises whose answers are numbers that the reader predicts."""
+
+from dataclasses import dataclass, field
+
+from lib.course.checks.verdict import Hints, Verdict
+
+
+@dataclass
+class Numbers(Hints):
+    """Compares the reader's numbers with numbers that the library computes."""
+
+    task: str = ""
+    answers: dict = field(default_factory=dict)  # name -> number, or a function that returns it
+    close: float = 0.01  # the largest relative error that counts as right
+
+    def check(self, **predicted) -> Verdict:
+        """Compare the reader's numbers, by name, with the computed ones; None is not answered."""
+        missing = [name for name in self.answers if predicted.get(name) in (None, ...)]
+        if len(missing) == len(self.answers):
+            return self._open("no number is there", self.task)
+        lines = []
+        for name, answer in self.answers.items():
+            answer = answer() if callable(answer) else answer
+            if name in missing:
+                lines.append((False, f"  {name}: not answered yet"))
+            elif abs(predicted[name] - answer) <= self.close * abs(answer):
+                lines.append((True, f"  {name}: right, {answer:,}"))
+            else:
+                error = "too much" if predicted[name] > answer else "too little"
+                lines.append((False, f"  {name}: {predicted[name]:,} is {error}"))
+        text = "\n".join(line for _, line in lines)
+        if all(right for right, _ in lines):
+            return Verdict(True, f"Solved.\n{text}")
+        return self._not_yet(f"Your numbers:\n{text}")

@@ -1,0 +1,144 @@
+"""Exercises whose code runs on ranks; a check names the first rank whose result differs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lib.course.checks.difference import difference
+from lib.course.checks.sent_bytes import rounds, sent
+from lib.course.checks.verdict import Hints, Verdict
+from lib.ranks.shared.failures import RankError, list_of
+
+
+class Par(NamedTuple):
+    """Holds what a good solution needs: the bytes that its busiest rank sends, and its rounds."""
+
+    bytes: int
+    rounds: int
+
+
+@dataclass
+class Exercise(Hints):
+    """Compares a function that runs on every rank with a reference on plain lists of tensors.
+
+    `inputs(ranks, size)` returns the arguments of each rank as a tuple, and `reference(inputs)`
+    what each rank must return. `par(ranks, size)` is what a good solution sends, and `model` is one
+    such solution: an attempt that sends too much is shown its first message that differs.
+    """
+
+    task: str = ""
+    inputs: Callable = None
+    reference: Callable = None
+    sizes: tuple[int, ...] = (8,)
+    par: Callable | None = None
+    model: Callable | None = None
+    at_par: bool = False  # True where too many bytes or rounds do not count as solved
+
+    def check(self, attempt: Callable, world) -> Verdict:
+        """Run `attempt` on every rank of `world`, for each size, and return the verdict."""
+        name = getattr(attempt, "__name__", "your function")
+        for size in self.sizes:
+            inputs = self.inputs(world.size, size)
+            expected = self.reference(inputs)
+            try:
+                ledger = world.record(_on_rank, attempt, inputs)
+            except RankError as error:
+                return self._not_yet(f"With {size:,} numbers a rank, it failed:\n\n{error}\n")
+            if all(result is None or result is ... for result in ledger.results):
+                return self._open(f"`{name}` returns nothing", self.task)
+            wrong = _wrong(ledger, expected, size)
+            if wrong:
+                return self._not_yet(wrong)
+        return self._scored(ledger, world, inputs)
+
+    def _scored(self, ledger, world, inputs) -> Verdict:
+        """Return the verdict on a right attempt, with its traffic for the last size beside par."""
+        tried = f"Right on {list_of(range(world.size))}, for {_list(self.sizes)} numbers a rank."
+        if not self.par:
+            return Verdict(True, f"Solved. {tried}")
+        own = Par(max(sent(ledger)), rounds(ledger))
+        par = self.par(world.size, self.sizes[-1])
+        score = (
+            f"  bytes sent by the busiest rank: {own.bytes:,}\n"
+            f"    of a good solution: {par.bytes:,}\n"
+            f"  rounds: {own.rounds}\n"
+            f"    of a good solution: {par.rounds}"
+        )
+        if own.bytes <= par.bytes and own.rounds <= par.rounds:
+            return Verdict(True, f"Solved, with no more traffic than needed. {tried}\n{score}")
+        if own.bytes > par.bytes:
+            score += (
+                f"\nYours moves {own.bytes / par.bytes:.3g} times the bytes of a good solution."
+            )
+        if self.model:
+            score += _first_message(ledger, world.record(_on_rank, self.model, inputs))
+        if self.at_par:
+            return self._not_yet(f"The sums are right, the traffic is not.\n{score}")
+        return Verdict(True, f"Solved. {tried}\n{score}")
+
+
+def _on_rank(function, inputs):
+    """Call the function on this rank with its own arguments."""
+    import torch.distributed as dist
+
+    return function(*inputs[dist.get_rank()])
+
+
+def _wrong(ledger, expected: list, size: int) -> str:
+    """Return which rank first differs and how, which others differ, and what that rank launched.
+
+    The text is empty where all ranks are right.
+    """
+    ranks = range(len(expected))
+    texts = {rank: difference(ledger.results[rank], expected[rank]) for rank in ranks}
+    wrong = [rank for rank in ranks if texts[rank]]
+    if not wrong:
+        return ""
+    first, *others = wrong
+    text = f"With {size:,} numbers a rank, rank {first} differs first:\n  {texts[first]}."
+    if others:
+        text += f"\n{list_of(others).capitalize()} differ{'s' * (len(others) == 1)} too."
+    right = [rank for rank in ranks if not texts[rank]]
+    text += f" {list_of(right).capitalize()} {_is(right)} right." if right else ""
+    return f"{text}\nRank {first} launched {_launched(ledger, first)}."
+
+
+def _launched(ledger, rank: int) -> str:
+    """Return a list of what a rank launched, in order."""
+    words = []
+    for row in sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start):
+        end = {"send": f" to rank {row.peer}", "recv": f" from rank {row.peer}"}.get(row.op, "")
+        words.append(f"{row.op}{end} ({row.bytes:,} bytes)")
+    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return ", ".join(words[:8]) + more if words else "no collective and no message"
+
+
+def _first_message(own, model) -> str:
+    """Describe the first message, rank by rank, in which a run differs from the model's."""
+    for rank in range(model.meta["ranks"]):
+        pair = [
+            [(r.peer, r.bytes) for r in ledger.where(lane="comm", op="send", rank=rank)]
+            for ledger in (own, model)
+        ]
+        for number, (message, at_par) in enumerate(zip(*pair)):
+            if message != at_par:
+                return (
+                    f"\nThe first message that differs: message {number} of rank {rank} goes to "
+                    f"rank {message[0]} with {message[1]:,} bytes; in a good solution it goes "
+                    f"to rank {at_par[0]} with {at_par[1]:,} bytes."
+                )
+        if len(pair[0]) != len(pair[1]):
+            return (
+                f"\nRank {rank} sends {len(pair[0])} messages; in a good solution it sends "
+                f"{len(pair[1])}."
+            )
+    return ""
+
+
+def _is(ranks) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _list(sizes) -> str:
+    words = [f"{size:,}" for size in sizes]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,1 @@
+"""Chapter 2, communicating less: its lessons, its exercises and its cover."""

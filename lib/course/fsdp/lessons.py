@@ -1,0 +1,282 @@
+"""Functions that chapter 3 calls: what ranks keep, what they launch, and recorded steps.
+
+The text of each is short enough to read: `source(lessons.kept)` shows it in a cell.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer as PyTorchsZero
+
+from lib.course.data_parallel.lessons import after_barrier, folded
+from lib.ledger import Ledger, Row
+from lib.ledger.lives import lives
+from lib.parallel.data import DistributedDataParallel
+from lib.parallel.sharded import FSDP, ShardedDataParallel, ZeroRedundancyOptimizer
+from lib.predict import step as pieces
+from lib.predict.allocator.replay import Replay, replay
+from lib.predict.collectives.formulas import collective
+from lib.predict.memory import Held
+from lib.predict.shape import GPTShape, MLPShape, ModelShape
+from lib.predict.sharded.offload import host_speeds
+from lib.predict.sharded.offload_step import offloaded_step
+from lib.predict.sharded.units import units_of
+from lib.ranks.memory import Memory
+from lib.single import GPT, MLP, next_token_loss, share
+
+__all__ = ["after_barrier", "folded"]  # besides what is below
+
+# The chain of slow motion: eight layers without biases. What runs is small and stands for large.
+SMALL, LARGE = (MLPShape((width,) * 9, bias=False) for width in (64, 4096))
+FEW, ROWS = 32, 4096  # rows of each rank's batch in what runs, and in what it stands for
+
+
+# --- read from a ledger or a prediction
+
+
+def in_phases(step: Ledger, shape: ModelShape, speeds) -> Ledger:
+    """Return a predicted step of FSDP with its operations joined to forward and backward.
+
+    What a rank computes without a wait in between is one row. A collective begins when it moves,
+    not when it is launched. The update of the weights is left out.
+    """
+    rows, first = [], len(pieces.forward(shape, 1))
+    updates = sum(unit.numel > 0 for unit in units_of(shape))
+    rows += while_moving(step.where(lane="comm"), speeds)
+    for rank in step.ranks:
+        computed = list(step.where(rank=rank, lane="compute"))[:-updates]
+        for op, part in (("forward", computed[:first]), ("backward", computed[first:])):
+            start = part[0].start
+            for row, after in zip(part, [*part[1:], None]):
+                if after is None or after.start > row.end:
+                    rows.append(Row(rank, "compute", op, start, row.end))
+                    start = after.start if after else 0.0
+    return Ledger(rows, source=step.source, meta=step.meta)
+
+
+def while_moving(ledger: Ledger, speeds) -> Ledger:
+    """Return the rows with each collective from when its bytes begin to move, not from its launch.
+
+    A collective waits after its launch until those before it in the lane are over.
+    """
+    rows = []
+    for row in ledger:
+        if row.lane == "comm" and row.bytes:
+            start = row.end - speeds.moving(row.op, len(row.members), row.bytes)
+            row = replace(row, start=start, arrived=start)
+        rows.append(row)
+    return Ledger(rows, source=ledger.source, results=ledger.results, meta=ledger.meta)
+
+
+def calls_of_rank_0(ledger: Ledger) -> Ledger:
+    """Return rank 0's collectives after its last barrier."""
+    own = ledger.where(rank=0, lane="comm")
+    begin = own.where(op="barrier").column("end").max()
+    return own[own.column("start") >= begin]
+
+
+def sent(ledger: Ledger) -> float:
+    """Return the bytes that rank 0 sent in all collectives of four ranks, if they are rings."""
+    rows = ledger.where(rank=0, lane="comm")
+    return sum(collective(row.op, len(row.members), row.bytes).bytes for row in rows)
+
+
+def collectives(ledger: Ledger) -> str:
+    """List rank 0's collectives by name: how many, and the bytes of their buffers together."""
+    rows = ledger.where(rank=0, lane="comm")
+    lines = [f"{'':<16}{'count':>5}{'buffer bytes':>14}"]
+    for total in rows.totals(("op",)):
+        if total.bytes:
+            lines.append(f"{total['op']:<16}{total.count:>5}{total.bytes:>14,}")
+    return "\n".join(lines)
+
+
+def calls(ledger: Ledger) -> list[str]:
+    """List rank 0's collectives after the last barrier, in order, equal neighbours together."""
+    rows = sorted(calls_of_rank_0(ledger), key=lambda row: row.number)
+    told = [f"{row.op} {row.bytes:,}" for row in rows]
+    runs = [(line, len(list(same))) for line, same in groupby(told)]
+    return [line + f" × {count}" * (count > 1) for line, count in runs]
+
+
+def gathers_of(ledger: Ledger, nbytes: int) -> int:
+    """Count rank 0's all_gathers of `nbytes` after the last barrier."""
+    return sum(row.bytes == nbytes for row in calls_of_rank_0(ledger).where(op="all_gather"))
+
+
+def shares(world, shape: GPTShape, batch) -> str:
+    """Write the bytes of Adam's states on each rank after a step of ZeRO-1, ours and PyTorch's."""
+    lines = []
+    for whose in ("ours", "PyTorch's"):
+        kept = world.run(states_of, whose, shape, batch)
+        lines.append(f"ZeRO-1, {whose:<10}" + "".join(f"{nbytes:>9,}" for nbytes in kept))
+    return "\n".join(lines)
+
+
+def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
+    """Predict a step on an H100 whose plain SGD is its host's; print computation and step."""
+    step = offloaded_step(shape, rows, speeds, host_speeds("H100"))
+    computing = sum(row.seconds for row in step.where(lane="compute"))
+    print(f"computation {1e3 * computing:.1f} ms, step {1e3 * step.makespan:.1f} ms")
+    return step
+
+
+def replayed(ledger: Ledger) -> Replay:
+    """Replay the life of rank 0's recorded storages in the model of PyTorch's allocator."""
+    return replay(lives(memory_of_rank_0(ledger)))
+
+
+def by_group(ledger: Ledger) -> str:
+    """List rank 0's collectives after the last barrier: group, name, count and buffer bytes."""
+    rows = calls_of_rank_0(ledger)
+    lines = [f"{'group':<11}{'collective':<16}{'count':>5}{'bytes':>10}"]
+    for total in rows.totals(("group", "op")):
+        lines.append(f"{total['group']:<11}{total['op']:<16}{total.count:>5}{total.bytes:>10,}")
+    return "\n".join(lines)
+
+
+# --- run on every rank
+
+
+def chain_step(prefetch: int, span) -> None:
+    """Run forward and backward of the small chain in FSDP, a unit for each layer."""
+    fsdp, x = FSDP(MLP(SMALL), prefetch=prefetch), torch.ones(FEW, SMALL.widths[0])
+    dist.barrier()
+    with span("forward"):
+        y = fsdp(x)
+    with span("backward"):
+        y.backward(x)
+
+
+def stage(number: int, model, lr: float = 1e-2):
+    """Return a model and its AdamW as stage `number` of ZeRO has them; 0 is DDP."""
+    adamw = torch.optim.AdamW
+    if number == 3:
+        fsdp = FSDP(model)
+        return fsdp, adamw(fsdp.parameters(), lr)
+    if number == 2:
+        sharded = ShardedDataParallel(model, bucket_bytes=64_000)  # small, as the model is
+        return sharded, ZeroRedundancyOptimizer(sharded, adamw, lr=lr)
+    ddp = DistributedDataParallel(model)
+    if number == 1:
+        return ddp, ZeroRedundancyOptimizer(ddp.parameters(), adamw, lr=lr)
+    return ddp, adamw(ddp.parameters(), lr)
+
+
+def kept(number: int, shape: GPTShape, batch) -> Held:
+    """Train two steps with stage `number` on this rank; return the bytes kept after them, by kind.
+
+    A recording gets the memory of the second step. Adam's counters, a number for each parameter,
+    are not counted.
+    """
+    model, optimizer = stage(number, GPT(shape))
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    for counting in (nullcontext(), Memory(model, optimizer)):
+        optimizer.zero_grad()
+        dist.barrier()
+        with counting:
+            next_token_loss(model(x), y).backward()
+            optimizer.step()
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if number == 2:  # the owner keeps its share beside the model
+        gradients = [g for flat in model.flats for g in flat.gradients if g is not None]
+    states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
+    parts = (sum(t.nbytes for t in tensors) for tensors in (parameters, gradients, states))
+    return Held(*parts, 0)
+
+
+def memory_of_rank_0(ledger: Ledger) -> Ledger:
+    """Return the rows of memory of rank 0; they begin where counting began."""
+    return ledger.where(rank=0, lane="memory")
+
+
+def built_on_meta(shape: GPTShape, on_meta: bool) -> float:
+    """Build a GPT on the meta device or on this rank's, then shard it; return its peak in models.
+
+    The peak counts what lives from the first weight to the last shard.
+    """
+    with Memory(torch.nn.Module()) as counted:
+        with torch.device("meta") if on_meta else nullcontext():
+            model = GPT(shape)
+        fsdp = FSDP(model)
+    assert sum(p.numel() for p in fsdp.parameters()) <= -(-shape.numel // dist.get_world_size())
+    return counted.peak / shape.nbytes()
+
+
+def one_backward(shape: GPTShape, batch, wrap, gathers: bool = False):
+    """Run forward and backward of this rank's share in `wrap(model)`; return whole gradients.
+
+    Unless it `gathers`, nothing is returned, and what follows the barrier are the step's own calls.
+    """
+    model = wrap(GPT(shape).double())
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    dist.barrier()
+    next_token_loss(model(x), y).backward()
+    if not gathers:
+        return None
+    if isinstance(model, FSDP):
+        return list(model.full_gradients().values())
+    return [p.grad.full_tensor() for p in model.parameters()]
+
+
+def late_optimizer(wrap, shape: GPTShape, batch, before: bool) -> bool:
+    """Train one step with an optimizer made before or after `wrap`; say whether weights changed."""
+    model = GPT(shape)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1) if before else None
+    model = wrap(model)
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    start = whole(model)
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    next_token_loss(model(x), y).backward()
+    optimizer.step()
+    return any(not torch.equal(a, b) for a, b in zip(start, whole(model)))
+
+
+def whole(model) -> list[torch.Tensor]:
+    """Gather the whole weights of our FSDP or of PyTorch's."""
+    state = model.state_dict().values()
+    return [t.full_tensor() if hasattr(t, "full_tensor") else t.clone() for t in state]
+
+
+def trained_shards(shape: GPTShape, batch):
+    """Train one step in FSDP on this rank; return its shards, and the whole weights."""
+    fsdp, optimizer = stage(3, GPT(shape))
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    next_token_loss(fsdp(x), y).backward()
+    optimizer.step()
+    return fsdp.sharded_state_dict(), fsdp.full_state_dict()
+
+
+def load_shards(shape: GPTShape, saved: list[dict]) -> dict[str, torch.Tensor]:
+    """Load the shards of any number of ranks into FSDP; return the whole weights."""
+    fsdp = FSDP(GPT(shape, seed=1))
+    fsdp.load_sharded_state_dict(saved)
+    return fsdp.full_state_dict()
+
+
+def states_of(whose: str, shape: GPTShape, batch) -> int:
+    """Train a step with ZeRO-1, "ours" or "PyTorch's"; return the bytes of Adam's states here."""
+    kind = {"ours": ZeroRedundancyOptimizer, "PyTorch's": PyTorchsZero}[whose]
+    ddp = DistributedDataParallel(GPT(shape))
+    optimizer = kind(ddp.parameters(), torch.optim.AdamW, lr=1e-2)
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    next_token_loss(ddp(x), y).backward()
+    optimizer.step()
+    kept = getattr(optimizer, "optim", optimizer).state  # theirs has its share in `optim`
+    return sum(t.nbytes for state in kept.values() for t in state.values() if t.dim())
+
+
+def refusal_of(wrap, shape: GPTShape) -> str:
+    """Wrap a GPT that also has a parameter without dims; return the message of the error, or ""."""
+    model = GPT(shape)
+    model.factor = torch.nn.Parameter(torch.tensor(1.0))
+    try:
+        wrap(model)
+    except ValueError as error:
+        return str(error)
+    return ""

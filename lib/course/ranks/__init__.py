@@ -1,0 +1,1 @@
+"""Chapter 0, ranks and collectives: its exercises and its cover."""

@@ -1,0 +1,10 @@
+"""The cover of chapter 0: what each rank holds before and after an all-reduce."""
+
+from lib.draw import collective
+
+IMAGE = "all-reduce.png"
+
+
+def write(path) -> None:
+    """Write the picture."""
+    collective("all_reduce").save(path)

@@ -1,0 +1,171 @@
+"""The exercises of chapter 0: predict, write, repair, measure and invent."""
+
+from collections.abc import Callable
+
+import torch
+
+from lib.course.checks.numbers import Numbers
+from lib.course.checks.on_ranks import Exercise, Par
+from lib.course.checks.sent_bytes import critical, sent
+from lib.course.checks.verdict import Hints, Verdict
+from lib.draw.parts.style import amount
+from lib.ledger import Ledger, Row
+from lib.predict import hardware
+from lib.predict.collectives import formulas
+
+
+def _counted(ranks: int, size: int) -> list[tuple[torch.Tensor]]:
+    """Return each rank's input: rank r has 100·r, 100·r + 1, ..., so each entry shows its rank."""
+    counted = torch.arange(size, dtype=torch.float32, device="cpu")
+    return [(100.0 * rank + counted,) for rank in range(ranks)]
+
+
+def _summed(inputs):
+    return [sum(x for (x,) in inputs)] * len(inputs)
+
+
+def _ring_par(ranks: int, size: int) -> Par:
+    traffic = formulas.all_reduce("ring", ranks, size)
+    return Par(max(traffic.sent), traffic.rounds)
+
+
+def _ring(x):
+    from lib.ranks.algorithms import all_reduce
+
+    return all_reduce(x, "ring")
+
+
+predict = Numbers(
+    name="predict",
+    task="Put a number in place of each None.",
+    answers={
+        "all_gather": int(formulas.collective("all_gather", 8, 8_000_000).bytes),
+        "all_reduce": int(formulas.collective("all_reduce", 8, 8_000_000).bytes),
+        "ring_rounds": formulas.all_reduce("ring", 8, 2_000_000).rounds,
+        "tree_rounds": formulas.all_reduce("tree", 8, 2_000_000).rounds,
+    },
+    hints=(
+        "S is the full buffer of 8,000,000 bytes. In the all-gather of a ring, each rank passes on "
+        "all pieces but one, and a piece has S/8 bytes.",
+        "An all-reduce is a reduce-scatter followed by an all-gather. Both send as many bytes.",
+        "Each lap of a ring of 8 ranks has 7 rounds, and there are two laps. A tree halves the "
+        "number of ranks in each round until one is left, and then goes back in as many rounds.",
+    ),
+)
+
+write = Exercise(
+    name="write",
+    task="Fill in the body of `my_all_gather`: use send and receive, no collective.",
+    inputs=_counted,
+    reference=lambda inputs: [torch.cat([x for (x,) in inputs])] * len(inputs),
+    sizes=(1, 5, 1000),
+    par=lambda ranks, size: Par((ranks - 1) * size * 4, ranks - 1),
+    hints=(
+        "Each rank starts with one tensor. In each round, pass one on to the next rank and receive "
+        "one from the rank before: after n-1 rounds every rank has had all of them.",
+        "In round k, counted from 1, rank r passes on the tensor that it received in the round "
+        "before, which is that of rank r+1-k (modulo n). It receives that of rank r-k.",
+        "Use `exchange`, which sends and receives at the same time and waits for both. If all "
+        "ranks send first, every send waits for its receiver for ever.",
+    ),
+)
+
+repair = Exercise(
+    name="repair",
+    task="Let each rank of `their_ring` send no more than in a ring.",
+    inputs=_counted,
+    reference=_summed,
+    sizes=(4, 10, 1000),
+    par=_ring_par,
+    model=_ring,
+    at_par=True,
+    hints=(
+        "How many bytes has one message? How many of them would the receiver need if each rank "
+        "added up one piece of the buffer only?",
+        "Cut the buffer into n pieces with `tensor_split`. In round k, counted from 1, rank r "
+        "sends piece r+1-k with all that was added so far, and adds what it receives to its own "
+        "piece r-k. These are n-1 rounds with messages of S/n bytes.",
+        "Then rank r has the complete sum of piece r+1. A second lap of n-1 rounds passes the "
+        "complete pieces on, and what arrives replaces the piece that is there.",
+    ),
+)
+
+
+class _BusBandwidth(Hints):
+    """Tries a function from a Ledger to bytes per second on a ledger with known times."""
+
+    late, moving, ranks, size = 0.005, 0.002, 4, 8_000_000
+
+    def check(self, attempt: Callable) -> Verdict:
+        """Call `attempt` on one all-reduce in which rank 3 is 5 ms late."""
+        rate = attempt(self.example())
+        if rate is None or rate is ...:
+            return self._open(f"`{attempt.__name__}` returns nothing", self.task)
+        sent_bytes = formulas.collective("all_reduce", self.ranks, self.size).bytes
+        right = sent_bytes / self.moving
+        if abs(rate - right) <= 0.01 * right:
+            return Verdict(True, f"Solved. The example gives {amount(right, 'B/s')}.")
+        slips = {
+            sent_bytes / (self.moving + self.late): "your time includes the waiting for rank 3",
+            self.size / self.moving: "your bytes are S, and one rank sends 2(n-1)/n times S",
+            self.size / (self.moving + self.late): "your time includes the waiting for rank 3, "
+            "and your bytes are S in place of 2(n-1)/n times S",
+        }
+        why = next((w for value, w in slips.items() if abs(rate - value) <= 0.01 * value), "")
+        text = f"For the example your function returns {amount(rate, 'B/s')}"
+        text += f", but the bus bandwidth is {amount(right, 'B/s')}"
+        return self._not_yet(f"{text}{': ' + why if why else ''}.")
+
+    def example(self) -> Ledger:
+        """Return one all-reduce of 8 MB on 4 ranks: rank 3 is 5 ms late, and moving takes 2 ms."""
+        rows = [
+            Row(rank, "comm", "all_reduce", self.late * (rank == 3), self.late + self.moving,
+                arrived=self.late, group="world", members=(0, 1, 2, 3), number=0, bytes=self.size)
+            for rank in range(self.ranks)
+        ]  # fmt: skip
+        return Ledger(rows, meta={"ranks": self.ranks})
+
+
+measure = _BusBandwidth(
+    name="measure",
+    hints=(
+        "`list(ledger.where(op='all_reduce'))` gives the rows. Each has .bytes, .members, .waiting "
+        "and .moving: which of the two times does the link need?",
+        "n is len(row.members) and S is row.bytes. Divide 2(n-1)/n times S by the longest .moving.",
+    ),
+)
+measure.task = "Fill in the body of `bus_bandwidth`: it returns bytes per second."
+
+
+class _Invent(Exercise):
+    """Predicts the time of the reader's own all-reduce on three links, beside the best of six."""
+
+    links = ("NVLink4", "PCIe4", "Ethernet 10")
+
+    def _scored(self, ledger, world, inputs) -> Verdict:
+        numel, own = inputs[0][0].numel(), critical(ledger)
+        six = {name: formulas.all_reduce(name, world.size, numel) for name in formulas.ALGORITHMS}
+        lines = [f"{'':<12}{'yours':>9}  best of the six"]
+        for name in self.links:
+            link = hardware.link(name)
+            yours = own.rounds * link.alpha + own.bytes * link.beta
+            times = {n: formulas.seconds(t, link.alpha, link.beta) for n, t in six.items()}
+            best = min(times, key=times.get)
+            lines.append(f"{name:<12}{amount(yours, 's'):>9}  {best} {amount(times[best], 's')}")
+        traffic = f"{own.rounds} rounds, {max(sent(ledger)):,} bytes from the busiest rank"
+        longest = f"The longest messages of all rounds add up to {own.bytes:,.0f} bytes"
+        text = f"The sums are right: {traffic}.\n{longest}.\nPredicted times:"
+        return Verdict(True, "\n".join([text, *lines]))
+
+
+invent = _Invent(
+    name="invent",
+    task="Write an all-reduce of your own.",
+    inputs=_counted,
+    reference=_summed,
+    sizes=(3, 1000, 250_000),
+    hints=(
+        "What if every rank sent piece r of its tensor directly to rank r? Rank r adds up these "
+        "pieces, and sends the sum back to all.",
+    ),
+)

@@ -1,0 +1,111 @@
+// The reader's copies of the chapters, in JupyterLab: a button, a command and two notices. What
+// they do is done by lib/course/tools/lab_server.py.
+"use strict";
+
+{
+  const COMMAND = "many-ranks:again";
+  const LABEL = "Start This Chapter Again…";
+  const copies = new WeakSet(); // the tabs that show one
+  let jupyter; // what JupyterLab shares: its dialogs, notifications, buttons and its server
+
+  // The plugin; `shared(name)` gives a module that JupyterLab shares.
+  globalThis.manyRanksCopies = async (shared) => {
+    const [apputils, { ServerConnection }, { IMainMenu }] = await Promise.all(
+      ["@jupyterlab/apputils", "@jupyterlab/services", "@jupyterlab/mainmenu"].map(shared),
+    );
+    jupyter = { ...apputils, ServerConnection };
+    return {
+      id: "many-ranks:copies",
+      autoStart: true,
+      optional: [apputils.ICommandPalette, IMainMenu],
+      activate,
+    };
+  };
+
+  function activate(app, palette, menu) {
+    const current = () => app.shell.currentWidget;
+    app.commands.addCommand(COMMAND, {
+      label: LABEL,
+      isEnabled: () => copies.has(current()),
+      execute: () => startAgain(app, current()).catch(showError),
+    });
+    palette?.addItem({ command: COMMAND, category: "Notebook Operations" });
+    menu?.fileMenu.addGroup([{ command: COMMAND }], 20);
+    app.docRegistry.addWidgetExtension("Notebook", {
+      createNew: (panel, context) => void attend(app, panel, context).catch(() => {}),
+    });
+  }
+
+  // Asks the server about the notebook at `path`, or with `order` to do something with it.
+  async function ask(app, path, order) {
+    const { ServerConnection } = jupyter, settings = app.serviceManager.serverSettings;
+    const address = `${settings.baseUrl}many-ranks/chapter?path=${encodeURIComponent(path)}`;
+    const request = order ? { method: "POST", body: JSON.stringify(order) } : {};
+    const answer = await ServerConnection.makeRequest(address, request, settings);
+    if (!answer.ok) throw await ServerConnection.ResponseError.create(answer);
+    return answer.json();
+  }
+
+  function showError(error) {
+    jupyter.Notification.error(String(error.message ?? error));
+  }
+
+  // Starts the chapter in `panel` again; what the reader has done is saved and kept first.
+  async function startAgain(app, panel) {
+    const { context } = panel;
+    if (context.model.dirty) await context.save();
+    const { title, changed } = await ask(app, context.path);
+    if (!(await isConfirmed(title, changed))) return;
+    const { copy, kept } = await ask(app, context.path, { again: true });
+    await context.sessionContext.shutdown();
+    globalThis.manyRanksKept?.clear(); // answers that pictures remember until the page is closed
+    context.model.dirty = false; // it was saved, and is kept
+    panel.close();
+    await app.commands.execute("docmanager:open", { path: copy });
+    const text = `What you had is kept as ${kept}.`;
+    if (kept) jupyter.Notification.success(text, { autoClose: false });
+  }
+
+  async function isConfirmed(title, isChanged) {
+    const { Dialog, showDialog } = jupyter;
+    const fresh = "You get the chapter as it is stored, with a new kernel.";
+    const body = isChanged ? `${fresh} What you have done is kept in a file beside it.` : fresh;
+    const buttons = [Dialog.cancelButton(), Dialog.okButton({ label: "Start again" })];
+    const answer = await showDialog({ title: `Start ${title} again?`, body, buttons });
+    return answer.button.accept;
+  }
+
+  // Looks at a notebook that was opened: a stored chapter offers the reader's copy, a copy can be
+  // started again.
+  async function attend(app, panel, context) {
+    await context.ready;
+    const chapter = await ask(app, context.path);
+    if (!chapter.copy || panel.isDisposed) return;
+    if (chapter.is_copy) attendCopy(app, panel, chapter);
+    else offerCopy(app, panel, chapter);
+  }
+
+  function offerCopy(app, panel, { title }) {
+    const open = async () => {
+      const { copy } = await ask(app, panel.context.path, {});
+      await app.commands.execute("docmanager:open", { path: copy });
+      panel.close();
+    };
+    const actions = [{ label: "Open my copy", callback: () => open().catch(showError) }];
+    const message = `This is ${title} as the course stores it. To work in it, open your own copy.`;
+    jupyter.Notification.info(message, { actions, autoClose: 15_000 });
+  }
+
+  function attendCopy(app, panel, { title, newer }) {
+    const { Notification, ToolbarButton } = jupyter, label = "Start again";
+    const onClick = () => startAgain(app, panel).catch(showError);
+    copies.add(panel);
+    const button = new ToolbarButton({ label, onClick, tooltip: LABEL });
+    panel.toolbar.insertBefore("spacer", "many-ranks-again", button);
+    if (!newer) return;
+    const message = `${title} has been revised since your copy was made. ` +
+      "Your copy is as you left it.";
+    const actions = [{ label, callback: onClick, displayType: "accent" }];
+    Notification.info(message, { actions, autoClose: false });
+  }
+}

@@ -1,0 +1,93 @@
+"""`make refresh`: runs chapters and stores their outputs, so that two runs give the same bytes.
+
+A file changes only if something changes that the tests compare (texts, tables, SVG). Pictures of
+measured times differ from run to run. They are stored again with the next such change, or when you
+ask for it (`FRESH=1`), so that a refresh that finds no change leaves every file as it was.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from lib.course.tools.book import BookError, notebooks
+from lib.course.tools.run import bar, execute
+from lib.course.tools.widgets import VIEW, code, digest, tidy
+
+KEPT = {"kernelspec", "widgets"}  # the parts of a notebook's metadata that are stored
+UNCOMPARED = ("image/png", "image/jpeg", VIEW)  # as in nbval
+
+
+def stored(notebook) -> str:
+    """Return the text of `notebook` as a file, without when, where or how often it ran."""
+    import nbformat
+
+    notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
+    notebook.metadata = nbformat.from_dict(
+        {k: v for k, v in notebook.metadata.items() if k in KEPT}
+    )
+    for place, cell in enumerate(notebook.cells):
+        cell.metadata.pop("execution", None)
+        if "id" not in cell:
+            cell["id"] = digest(f"{place}{cell.source}")[:8]
+        for output in cell.get("outputs", []):
+            output.pop("transient", None)
+    tidy(notebook)
+    text = nbformat.writes(notebook, version=4)
+    text = json.dumps(json.loads(text), indent=1, ensure_ascii=False, sort_keys=True)
+    return text + "\n"
+
+
+def compared(notebook) -> list:
+    """Return what tests compare of `notebook`, its source and its pictures' JavaScript."""
+    cells = []
+    for cell in notebook.cells:
+        outputs = []
+        if "nbval-ignore-output" not in cell.metadata.get("tags", []):
+            for output in cell.get("outputs", []):
+                shown = {k: v for k, v in output.get("data", {}).items() if k not in UNCOMPARED}
+                plain = {k: output[k] for k in ("text", "name", "ename", "evalue") if k in output}
+                outputs.append([output.output_type, sorted(output.get("data", {})), shown, plain])
+        count = cell.get("execution_count")
+        cells.append([cell.cell_type, cell.source, dict(cell.metadata), count, outputs])
+    return [
+        *cells,
+        sorted(notebook.metadata),
+        [c.get("id") for c in notebook.cells],
+        code(notebook),
+    ]
+
+
+def refresh(path: Path, *, fresh: bool = False) -> str:
+    """Run the notebook at `path`, store it if something changed, and return what was done."""
+    import nbformat
+
+    before = path.read_text(encoding="utf-8")
+    text = stored(execute(path, bar(path.stem)))
+    if text == before:
+        return "as it was"
+    old = compared(nbformat.reads(before, as_version=4))
+    if not fresh and old == compared(nbformat.reads(text, as_version=4)):
+        return "as it was (FRESH=1 stores its pictures anew)"
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return "stored"
+
+
+def main(words: list[str]) -> int:
+    """Refresh the chapters called in `words`, or all; return 1 at the first that stops."""
+    os.environ["RANKS_DEVICE"] = "cpu"  # what is stored comes from ranks on the CPU
+    fresh = "--fresh" in words
+    try:
+        for path in notebooks([word for word in words if word != "--fresh"]):
+            print(f"{path.stem:<26} {refresh(path, fresh=fresh)}", flush=True)
+    except BookError as wrong:
+        print(wrong, file=sys.stderr)
+        return 1
+    except Exception as wrong:  # a cell's own error, a hang, a kernel that died
+        print(f"{path.stem} stopped, and its file is as it was:\n{wrong}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

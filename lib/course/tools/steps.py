@@ -1,0 +1,252 @@
+"""`make test`: the steps that tell whether everything holds.
+
+[Note: side by side]
+A test of ranks waits about as long as it computes, and a browser waits most of the time. So
+`BESIDE` names the steps that run one after another beside the step "tests". What compares times is
+marked `quiet`. It runs alone after them and is tried up to four times, since the machine may have
+others on it whom nobody here sees.
+
+[Note: alone]
+What fails while others run beside it is tried once more alone, at most `FEW` tests of a command.
+What passes then is named in the last lines: the test or the code has a race that somebody should
+find. It fails the run no more, or one race in twelve thousand tests would hide all the others.
+
+`make test ONLY=pipeline` tries what has this word in its path: tests and chapters of one family.
+"""
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lib.course.tools.book import ROOT
+from lib.course.tools.chromium import REMEDY, chromium
+from lib.course.tools.commands import NBVAL, Command, Outcome, alone, call, pytest, ruff
+from lib.ranks.gpus.devices import accelerator
+
+CODE, TESTS = ["lib", "tests"], ROOT / "tests"
+CHAPTERS = ["--line-length", "88", "chapters"]  # narrower: they are read on small screens too
+
+
+# What stands in a test file that asks for ranks of no device, or looks whether there are GPUs.
+_FOR_GPUS = re.compile(r"worlds|PRETENDED|accelerator\(\)|on_gpus\.WANTED")
+
+
+def _on_gpus() -> list[str]:
+    """The test files that `make test-gpu` runs on GPUs."""
+    files = [file for file in TESTS.rglob("test_*.py") if _FOR_GPUS.search(file.read_text("utf-8"))]
+    return sorted(str(file.relative_to(ROOT)) for file in files)
+
+
+SPHINX = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-E"]
+SPHINX += ["-c", "lib/course/site", "-d", "_build/doctrees", ".", "_build/book"]
+
+BROWSER = "browser"  # the pictures as a reader has them: in JupyterLab and in the book
+QUIET = "quiet"  # what compares times: nothing may run beside it
+GPUS = "gpus"  # ranks and chapters on four pretended GPUs: tests/pretend/README.md
+HOUSE = ["tests/test_house.py", "tests/test_house_text.py"]
+APART = [f"--ignore={name}" for name in HOUSE]
+APART += [
+    f"--ignore=tests/{name}" for name in ("browser", "test_pretend.py", "test_chapters_on_gpus.py")
+]
+ON_GPUS = ["test_pretend", "test_chapters_on_gpus", "ranks/test_failures", "ranks/test_stop_button"]
+ON_GPUS += ["ranks/test_collectives", "ranks/observed/test_messages", "parallel/data/test_ddp"]
+ON_GPUS += ["parallel/pipeline/test_runtime", "parallel/pipeline/test_runtime_oracle"]
+ON_GPUS += ["ranks/test_calibrate"]
+BUILD = [sys.executable, "tests/pretend/build.py"]
+COMPILER = "install one (Debian, Ubuntu: sudo apt install g++)"
+# name -> the commands of that step
+STEPS: dict[str, list[Command]] = {
+    "lint": [
+        ruff("check", *CODE),
+        ruff("check", *CHAPTERS),
+        ruff("format", "--check", *CODE),
+        ruff("format", "--check", *CHAPTERS),
+    ],
+    "house rules": [pytest(*HOUSE)],
+    "tests": [pytest("tests", *APART, "-m", "not quiet", "--durations=10")],
+    "chapters": [pytest(*NBVAL, "chapters")],
+    "book": [SPHINX],
+    GPUS: [
+        BUILD,
+        pytest(*(f"tests/{name}.py" for name in ON_GPUS), "-m", "not quiet", "--durations=10"),
+    ],
+    BROWSER: [pytest("tests/browser", "--durations=10")],
+    QUIET: [pytest("tests", *APART, "-m", "quiet", "--durations=10")],
+}
+BESIDE = {"tests": ["chapters", "book", GPUS, BROWSER]}
+WHOLE = "test-gpu"  # all that ranks do, on the GPUs that are there; without any, on pretended ones
+_PRETENDED = [] if accelerator() else [BUILD]
+# Chapters first, and by themselves: their Worlds take GPUs that the tests would hold.
+_CHAPTERS = pytest("tests/test_chapters_on_gpus.py")
+ASKED = {
+    WHOLE: [*_PRETENDED, _CHAPTERS, pytest(*_on_gpus(), "--durations=10")]
+}  # steps that run when named
+TIDY = [
+    ruff("check", "--fix", *CODE),
+    ruff("check", "--fix", *CHAPTERS),
+    ruff("format", *CODE),
+    ruff("format", *CHAPTERS),
+]
+FEW = 10  # tests of one command that may fail beside others and be tried again
+
+
+def surroundings(step: str = "") -> dict[str, str]:
+    """The environment of a step: the repository's own `lib`, and no word from a debugger.
+
+    Ranks are on the CPU, as the stored outputs are, also on a machine with GPUs.
+    """
+    paths, environ = [str(ROOT)], {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    if step in (GPUS, WHOLE):
+        environ["RANKS_TEST_GPUS"] = "1"
+        environ.pop("RANKS_DEVICE", None)
+        paths += [str(ROOT / "_build/pretend")] if step == GPUS or not accelerator() else []
+    else:
+        environ["RANKS_DEVICE"] = "cpu"
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def wanting(step: str) -> str:
+    """What this machine lacks for a step, in a sentence; "" where it lacks nothing."""
+    if step == BROWSER and not chromium():
+        return f"NOT TRIED: tests/browser, for want of Chromium: {REMEDY}."
+    pretended = step == GPUS or (step == WHOLE and not accelerator())
+    if pretended and not (shutil.which("g++") or shutil.which("c++")):
+        return f"NOT TRIED: ranks on pretended GPUs, for want of a C++ compiler: {COMPILER}."
+    return ""
+
+
+def summary(counts: Counter, seconds: float) -> str:
+    """The last line, as pytest would write it."""
+    good = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
+    words = {"failures": "failed", "skipped": "skipped", "errors": "errors"}
+    told = [f"{counts[key]} {word}" for key, word in words.items() if counts[key]]
+    return f"{', '.join([f'{good} passed', *told])} in {seconds:.1f}s"
+
+
+@dataclass
+class Run:
+    """One run of steps: what was counted, how long each took, what could not be tried or failed.
+
+    `doubtful` are commands of which few tests failed beside others: (step, command, outcome).
+    """
+
+    counts: Counter = field(default_factory=Counter)
+    times: list[str] = field(default_factory=list)
+    untried: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    doubtful: list[tuple[str, Command, Outcome]] = field(default_factory=list)
+    raced: list[str] = field(default_factory=list)
+
+    def step(self, name: str, output=None, beside: bool = False) -> bool:
+        """Carry out one step, perhaps beside others; False where it failed."""
+        tell = functools.partial(print, file=output, flush=True)
+        tell(f"--- {name}")
+        if missing := wanting(name):
+            self.untried.append(missing)
+            tell(missing)
+            return True
+        start = time.perf_counter()
+        for command in (STEPS | ASKED)[name]:
+            outcome = call(command, surroundings(name), output)
+            if beside and 0 < len(outcome.failed) <= FEW:
+                self.doubtful.append((name, command, outcome))
+            elif not self.judge(name, command, outcome):
+                return False
+        self.times.append(f"{name} {time.perf_counter() - start:.0f} s")
+        return True
+
+    def judge(self, name: str, command: Command, outcome: Outcome) -> bool:
+        """Add what was counted, and write down a failure; True where there was none."""
+        self.counts.update(outcome.counts)
+        if not outcome.good:
+            self.failed.append(
+                f"The step '{name}' failed at: {shlex.join(['python', *command[1:]])}"
+            )
+        return outcome.good
+
+    def row(self, names: list[str], output=None) -> None:
+        """Carry out steps one after another, beside others, up to the first that fails."""
+        for name in names:
+            if not self.step(name, output, beside=True):
+                break
+
+    def try_alone(self) -> None:
+        """Try again what failed beside others."""
+        for name, command, outcome in self.doubtful:
+            print(f"--- {name}: {len(outcome.failed)} that failed beside others, alone", flush=True)
+            if call(alone(command, outcome.failed), surroundings(name)).good:
+                self.raced += outcome.failed
+                outcome.passed_alone()
+            self.judge(name, command, outcome)
+        self.doubtful.clear()
+
+    def steps(self, names: list[str]) -> None:
+        """Carry out steps, some of them beside others, up to the first that fails."""
+        for name in names:
+            others = [other for other in BESIDE.get(name, ()) if other in names]
+            if any(name in more and first in names for first, more in BESIDE.items()):
+                continue
+            with tempfile.TemporaryFile("w+") as said:
+                beside = threading.Thread(target=self.row, args=(others, said))
+                beside.start()
+                self.step(name, beside=bool(others))
+                beside.join()
+                said.seek(0)
+                shutil.copyfileobj(said, sys.stdout)
+            self.try_alone()
+            if self.failed:
+                break
+
+
+def only(word: str) -> list[Command]:
+    """Give the commands that try the tests and chapters whose path has this word in it."""
+    tests = sorted(str(path.relative_to(ROOT)) for path in TESTS.rglob("test_*.py"))
+    chapters = sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))
+    tests = [path for path in tests if word in path and "browser" not in path]
+    chapters = [path for path in chapters if word in path.replace("-", "_")]
+    commands = [pytest(*tests, "--durations=5")] if tests else []
+    return commands + ([pytest(*NBVAL, *chapters)] if chapters else [])
+
+
+def main(names: list[str]) -> int:
+    """Run the steps called `names`, or all, and stop where one fails."""
+    if names[:1] == ["--only"]:
+        if not (commands := only(names[1].replace("-", "_"))):
+            print(f"no test and no chapter has {names[1]!r} in its path", file=sys.stderr)
+            return 2
+        names = [f"only {names[1]}"]
+        ASKED[names[0]] = commands
+    if names == ["tidy"]:
+        return max([subprocess.run(command, cwd=ROOT).returncode for command in TIDY])
+    every = STEPS | ASKED
+    if unknown := [name for name in names if name not in every]:
+        print(f"there is no step {unknown[0]!r}: {', '.join(every)}", file=sys.stderr)
+        return 2
+    run, began = Run(), time.perf_counter()
+    run.steps(names or list(STEPS))
+    for sentence in run.failed:
+        print(f"\n{sentence}", flush=True)
+    for test in run.raced:
+        print(f"It failed beside others and passed alone: {test}")
+    if run.times and not run.failed:
+        print(f"\nEvery step passed: {', '.join(run.times)}.")
+    for missing in run.untried:
+        print(missing)
+    counted = run.counts["tests"] or run.failed
+    if run.times or run.failed:
+        print(summary(run.counts, time.perf_counter() - began) if counted else "passed")
+    return 1 if run.failed or not run.times else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+// Moving the bars of a schedule, by keys and by dragging. `laid` is what the layout gave, with the
+// schedule and its run; `s` is the state of the controls.
+import { editedSchedule, editsOf, signatureOf } from "./schedule_settings.js";
+import { cellsOf, cellText } from "./schedules.js";
+
+// Tells where the cell with an action stands: {rank, from}, its place in its row; null where it is
+// none.
+export function findCell(laid, code) {
+  if (!laid.run || !Number.isInteger(code)) return null;
+  for (const [rank, row] of laid.schedule.rows.entries()) {
+    const from = cellsOf(row, laid.schedule.paired).findIndex((cell) => cell.includes(code));
+    if (from >= 0) return { rank, from };
+  }
+  return null;
+}
+
+// What a move of one cell of a rank changes; null where it stays.
+function moveCell(s, { schedule }, rank, from, to) {
+  const { stages, paired } = schedule, cells = cellsOf(schedule.rows[rank], paired);
+  if (to < 0 || to >= cells.length || to === from) return null;
+  const [moved] = cells.splice(from, 1), before = cells[to];
+  const where = before ? `before ${cellText(before, stages)}` : "at the end";
+  const message = `${cellText(moved, stages)} now stands ${where} on rank ${rank}.`;
+  const edits = [...editsOf(s), [rank, from, to]];
+  return { edits, of: signatureOf(s), message, picked: moved[0] };
+}
+
+// Tells what taking back the last move changes.
+export function undoMove(s) {
+  return { edits: editsOf(s).slice(0, -1), message: "Taken back." };
+}
+
+// Gives what a key changes: [ and ] move the bar that the keyboard is at, or that was picked; u
+// takes the last move back.
+export function moveByKey(key, s, laid, mark, isShift) {
+  const steps = { "[": -1, "]": 1, ...(isShift ? { ArrowLeft: -1, ArrowRight: 1 } : {}) };
+  if (key === "u" && editsOf(s).length) return undoMove(s);
+  const cell = key in steps && findCell(laid, mark ? mark.id : s.picked);
+  if (!cell) return null;
+  return moveCell(s, laid, cell.rank, cell.from, cell.from + steps[key]) || {};
+}
+
+// Dragging moves a bar within its row, and the play head along its axis.
+export function scheduleDrag(data) {
+  let held = null; // what the pointer holds: the play head, or a cell and what was there before
+  return {
+    start(mark, at, s, laid) {
+      held = laid.run ? gripOf(mark, at, s, laid) : null;
+      return Boolean(held);
+    },
+    move(at, s, laid) {
+      if (held.isHead) return { now: shareAt(at, laid) };
+      if (Math.abs(at.x - held.x) < 4 && !held.hasMoved) return {};
+      held.hasMoved = true; // the row as it was when the drag began says where a place is
+      const to = held.centres.filter((centre, i) => i !== held.from && centre < at.x).length;
+      const base = { ...s, ...held.before }, schedule = editedSchedule(data, base);
+      const changes = moveCell(base, { schedule }, held.rank, held.from, to);
+      return changes || { ...held.before, message: "" };
+    },
+    end() {
+      held = null;
+      return {};
+    },
+  };
+}
+
+function gripOf(mark, at, s, laid) {
+  const { right, bottom } = laid.place, cell = findCell(laid, mark?.id);
+  if (cell) {
+    const before = { edits: editsOf(s), of: s.of };
+    return { ...cell, x: at.x, before, centres: centresOf(laid, cell) };
+  }
+  const isOnAxis = at.y > bottom - 4 && at.y < bottom + 24 && at.x < right + 10;
+  return isOnAxis ? { isHead: true } : null;
+}
+
+// Where the middles of a row's cells lie.
+function centresOf(laid, { rank }) {
+  const { grid, starts, ends } = laid.run, { rows, paired } = laid.schedule;
+  let at = grid.first[rank];
+  return cellsOf(rows[rank], paired).map((cell) => {
+    const [one, last] = [at, at + cell.length - 1];
+    at += cell.length;
+    return laid.place.left + ((starts[one] + ends[last]) / 2) * laid.place.pixels;
+  });
+}
+
+// The share of the makespan at a point.
+function shareAt({ x }, { place, run }) {
+  return Math.min(1, Math.max(0, (x - place.left) / place.pixels / (run.makespan || 1)));
+}

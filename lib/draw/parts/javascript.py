@@ -1,0 +1,67 @@
+"""The JavaScript of pictures as text: a kind's files joined, for the browser and for the still.
+
+Joined, the files share one scope, so all their top-level names differ. There is no build step.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from lib.draw.parts import style
+
+JS = Path(__file__).parents[1] / "js"
+# The files that every picture shares, what a file imports before it.
+HAND = (
+    "numbers", "colours", "marks", "axes", "paint", "stylesheet", "controls", "pointer", "frame",
+)  # fmt: skip
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', flags=re.MULTILINE)
+
+
+def plain(text: str) -> str:
+    """A module's text to be joined and stored: without imports of our files, notes, indentation.
+
+    Their notes are for who reads lib/draw/js, not for storage.
+    """
+    text = IMPORT.sub("", text)
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"
+
+
+def sources(kind: str) -> list[Path]:
+    """The files of one kind of picture, what a file imports before it; those of HAND left out."""
+    path = JS / f"{kind}.js"
+    if not path.is_file():
+        raise ValueError(f"No picture is called {kind!r}: there is no lib/draw/js/{kind}.js.")
+    files: dict[Path, None] = {}  # in the order in which they were added
+
+    def add(file: Path) -> None:
+        for name in IMPORT.findall(file.read_text("utf-8")):
+            if name not in HAND and JS / f"{name}.js" not in files:
+                add(JS / f"{name}.js")
+        files[file] = None
+
+    add(path)
+    return list(files)
+
+
+@cache
+def hand() -> str:
+    """The text that every picture shares: the palette, then the files of HAND."""
+    palette = json.dumps(style.palette(), ensure_ascii=False, separators=(",", ":"))
+    return f"const style = {palette};\n" + _joined(JS / f"{name}.js" for name in HAND)
+
+
+@cache
+def kind_text(kind: str) -> str:
+    """The text of one kind of picture."""
+    return _joined(sources(kind))
+
+
+def _joined(paths) -> str:
+    return "".join(plain(path.read_text("utf-8")) for path in paths)
+
+
+def module(kind: str) -> str:
+    """The whole module of a kind of picture, as the browser imports it."""
+    return hand() + "\n" + kind_text(kind)

@@ -1,0 +1,1 @@
+"""The parts of timelines: bars, events, comparisons and critical paths."""

@@ -1,0 +1,159 @@
+"""What a living timeline knows beyond its bars: columns of whole numbers, and sentences of times.
+
+Sentences with times travel as data and never in the summary, which is compared strictly.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from lib.draw.parts import style
+from lib.draw.parts.packing import coded, column, pairs, whole
+from lib.draw.parts.words import named
+from lib.draw.timelines.compare import Difference
+from lib.draw.timelines.critical_path import bubble, critical_path
+from lib.draw.timelines.events import Read
+from lib.ledger import Ledger
+
+STEPS = 2_000  # of a critical path that are kept
+SMALL = 0.01  # of an operation's time: a smaller difference is not named
+
+
+def data_of(
+    ledger: Ledger, over: Ledger | None, shown: list[Read], tick: float, found: Difference | None,
+    names: dict[int, str],
+) -> dict:  # fmt: skip
+    """Everything that js/timeline.js draws and says, but for the places of ranks.
+
+    `names` are what ranks are called, where they have other names than "rank 0".
+    """
+    names = {rank: f"rank {rank}" for rank in ledger.ranks} | names
+    idle, path = bubble(ledger), critical_path(ledger)
+    by_name = {names[rank]: part for rank, part in idle.by_rank.items()}
+    said = {"bubble": _bubble(idle.share, by_name), "path": _path(path, names)}
+    if over is not None:
+        said["names"] = _names(ledger, over)
+    if any(one.slot for one in shown):
+        said["thin"] = _thinned(shown)
+    data = {"tick": tick, "runs": [_columns(one, tick) for one in shown], "said": said}
+    if over is not None:
+        data["heading"] = _difference(ledger, over, found)
+    if over is not None and not any(one.slot for one in shown):
+        data["pairs"] = _pairs(shown, found.pairs)
+    if len(path) <= STEPS:
+        data["path"] = _steps(path, tick)
+    return data
+
+
+def _steps(path: list, tick: float) -> dict:
+    """The steps of a critical path: each begins where the one before it ends."""
+    ops, lanes = sorted({step.op for step in path}), ("compute", "comm", "idle")
+    end = whole(np.array([step.end for step in path]), tick)
+    begin = round(path[0].start / tick)
+    return {
+        "n": len(path), "ops": ops, "begin": begin, "length": column(np.diff(end, prepend=begin)),
+        "op": column(np.array([ops.index(step.op) for step in path])),
+        "rank": column(np.array([step.rank for step in path])),
+        "lane": column(np.array([lanes.index(step.lane) for step in path])),
+    }  # fmt: skip
+
+
+def _columns(one: Read, tick: float) -> dict:
+    """The events of a ledger as columns of whole numbers, as js/events.js reads them."""
+    e = one.events
+    start, end = whole(e.start, tick), whole(e.end, tick)
+    behind, wait = whole(e.behind, tick), whole(e.behind + e.wait, tick)
+    line = e.place * 2 + e.lane
+    first = np.diff(line, prepend=-1) != 0
+    gap = start - np.where(first, 0, np.roll(end, 1))
+    notes = one.notes if sum(map(len, one.notes)) < 2_000 else []
+    return {
+        "source": one.source, "n": len(e), "ops": one.ops, "groups": one.groups, "notes": notes,
+        "line": pairs(line), "gap": column(gap), "length": column(end - start),
+        "behind": column(behind), "wait": column(wait - behind), "op": column(e.op),
+        "bytes": coded(e.bytes), "stage": column(e.stage), "microbatch": column(e.microbatch),
+        "number": column(e.number), "peer": column(e.peer), "group": column(e.group),
+        "note": column(e.note) if notes else 0, "track": column(e.track),
+        "count": column(e.count), "half": column(e.half),
+    }  # fmt: skip
+
+
+def _pairs(shown: list[Read], same: np.ndarray):
+    """For each event of the run laid over, the event under it, told from the one before; or -1."""
+    place = np.full(int(shown[0].rows.max(initial=0)) + 2, -1)
+    place[shown[0].rows] = np.arange(len(shown[0].rows))
+    return column(place[same[shown[1].rows]] - np.arange(len(shown[1].rows)))
+
+
+def _bubble(share: float, by_name: dict[str, float]) -> str:
+    ranks = ", ".join(f"{name} {part:.1%}" for name, part in by_name.items())
+    return f"Bubble: {share:.1%} of all ranks' time is idle, which means not computing ({ranks})."
+
+
+def _path(path: list, names: dict[int, str]) -> str:
+    spent, ranks = Counter(), Counter()
+    for step in path:
+        what = {"compute": step.op, "comm": f"{step.op} moving", "idle": "not explained"}[step.lane]
+        spent[what] += step.end - step.start
+        ranks[step.rank] += step.end - step.start
+    parts = ", ".join(f"{what} {style.amount(s, 's')}" for what, s in spent.most_common())
+    rank, most = ranks.most_common(1)[0]
+    share = most / (sum(ranks.values()) or 1.0)
+    return (
+        f"Critical path, the chain of steps that the end had to wait for: {parts}; "
+        f"{share:.0%} of it on {names[rank]}."
+    )
+
+
+def _names(ledger: Ledger, over: Ledger) -> tuple[str, str]:
+    """What the two runs are called."""
+    if ledger.source == over.source:
+        return "this run", "the dashed one"
+    return ledger.source, over.source
+
+
+def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
+    here, there = ledger.makespan, over.makespan
+    one, other = _names(ledger, over)
+    text = f"{one.capitalize()} {style.amount(here, 's')}, {other} {style.amount(there, 's')}: "
+    if abs(found.makespan) < 5e-4 * here:
+        text += "equally long."
+    else:
+        share = f" ({abs(found.makespan) / there:.0%})" if there else ""
+        text += f"{style.amount(abs(found.makespan), 's')}{share} {_way(found.makespan)}."
+    text += _not_compared(found, one, other)
+    if found.worst is None:
+        return f"{text} No operation is in both{' as often' if found.uneven else ''}."
+    if abs(found.seconds) < 1e-6 * here:
+        return f"{text} No operation differs."
+    if abs(found.seconds) < SMALL * found.length:
+        return f"{text} The operation that differs most differs by less than {SMALL:.0%}."
+    rank, op, microbatch = found.worst
+    text += f" Largest difference: rank {rank}, {named(op, microbatch)} takes "
+    text += f"{style.amount(abs(found.seconds), 's')} {_way(found.seconds)} than {other}"
+    if found.waiting * found.seconds > 0 and abs(found.waiting) > 0.05 * abs(found.seconds):
+        text += f", {style.amount(abs(found.waiting), 's')} of it waiting"
+    return f"{text}."
+
+
+def _not_compared(found: Difference, one: str, other: str) -> str:
+    """Say what has no like in the other run; the rest of what ranks did is compared."""
+    parts = [f"{u.op} on rank {u.rank} ({one} {u.here} ×, {other} {u.there} ×)"
+             for u in found.uneven]  # fmt: skip
+    for run, ops in ((one, found.added), (other, found.missing)):
+        ops = [op for op in ops if op != "compute"]  # what lies between all others
+        parts += [f"only {run} has {', '.join(ops)}"] if ops else []
+    return f" Not compared: {'; '.join(parts)}." if parts else ""
+
+
+def _way(seconds: float) -> str:
+    return "longer" if seconds > 0 else "shorter"
+
+
+def _thinned(shown: list[Read]) -> str:
+    rows, kept = sum(len(one.rows) for one in shown), sum(len(one.events) for one in shown)
+    slot = style.amount(max(one.slot for one in shown), "s")
+    return (
+        f"Thinned: {rows:,} rows are {kept:,} bars. What is shorter than {slot} is put together "
+        "with its neighbours of the same operation, and moved by less than that."
+    )

@@ -1,0 +1,122 @@
+"""The embedding and the loss on a grid: no rank has the whole table, nor a whole row of logits.
+
+    tokens [B, S] · table [V/t, D/columns] -> [B, S, D/columns] +t -> reduce_scatter over t
+                                           -> [B/rows, S, D/columns]
+    logits [B/rows, S, V/columns], targets [B, S] -> loss []
+
+t are the axes that split the table's rows, and V is padded to a multiple of their ranks. Every rank
+has all tokens, looks up those that its rows hold and puts zeros for the others, so that the sum
+over t is the embedding of each. On a 2.5D grid each square looks up its own samples, and gradients
+of the table are summed over depth.
+
+Optimus (arXiv 2104.05343, section 3.2) broadcasts tiles of the table instead. That sends V·D/q²
+numbers a step of SUMMA, and this B·S·D/q², whatever the vocabulary is.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from lib.parallel.grid.tiles import Tiled, check_axes, samples_each, share
+from lib.predict.tensor.grids import INSIDE, STREAM, TABLE
+from lib.ranks import collectives
+from lib.ranks.mesh import Mesh
+
+
+class Table(Tiled):
+    """A rank's tile of an embedding's matrix: [V/t, D/columns], or [S, D/columns] for positions."""
+
+    def __init__(self, full: nn.Embedding, mesh: Mesh, kind: str, rows: tuple[str, ...], padded=0):
+        super().__init__(mesh, kind)
+        self.keep("weight", full.weight, rows, (STREAM[kind].columns,), padded=padded)
+
+
+class GridEmbedding(nn.Module):
+    """Adds the embeddings of tokens and positions: tokens [B, S] -> [B/rows, S, D/columns].
+
+    All ranks give the same tokens. Positions [S, D/columns] are equal on ranks with the same
+    columns, whose gradients are summed. Made from the plain model's embedding; `padded` is V with
+    its padding. Raises ValueError where a batch does not divide.
+    """
+
+    def __init__(self, full: nn.Module, mesh: Mesh, kind: str, padded: int):
+        super().__init__()
+        check_axes(mesh, kind)
+        self.mesh, self.kind = mesh, kind
+        self.rows = mesh[STREAM[kind].rows]
+        self.tokens = Table(full.tokens, mesh, kind, TABLE[kind], padded)
+        learned = full.positions
+        self.positions = None if learned is None else Table(learned, mesh, kind, ())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        samples_each(tokens.shape[0], STREAM[self.kind].rows, self.mesh)
+        table = self.tokens.weight
+        if self.kind == "2.5d":
+            tokens = share(tokens, ("depth",), self.mesh)
+            table = collectives.copy(table, self.mesh["depth"].group)
+        x = self._held_here(tokens, table)
+        x = collectives.reduce_scatter(x, 0, self.mesh[TABLE[self.kind]].group)
+        if self.positions is None:
+            return x
+        positions = collectives.copy(self.positions.weight, self.rows.group)
+        return x + positions[: tokens.shape[1]]
+
+    def _held_here(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Look up the tokens whose rows are in this rank's tile; zeros for the others."""
+        number = 0
+        for name in TABLE[self.kind]:
+            number = number * self.mesh[name].size + self.mesh[name].rank
+        tokens = tokens - number * table.shape[0]
+        elsewhere = (tokens < 0) | (tokens >= table.shape[0])
+        x = embedding(tokens.masked_fill(elsewhere, 0), table)
+        return x.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def grid_cross_entropy(
+    logits: Tensor, targets: Tensor, mesh: Mesh, kind: str, ignore_index: int = -100
+) -> Tensor:
+    """Return the mean cross-entropy over all tokens of all ranks, in nats, equal on every rank.
+
+    logits [B/rows, S, V/columns] are a rank's tile, targets [B, S] those of the whole batch. A
+    token whose target is `ignore_index` does not count. Two numbers a token are summed over the
+    axis of the vocabulary, after their largest logits are compared.
+    """
+    side = INSIDE[kind]
+    counted = (targets != ignore_index).sum()
+    own = share(targets, side.rows, mesh).flatten()
+    groups = mesh[side.columns], mesh[side.rows]
+    return _Loss.apply(logits.flatten(0, -2), own, counted, ignore_index, *groups)
+
+
+class _Loss(torch.autograd.Function):
+    """The mean of log Σ exp(logits) - logit of the target, over split rows and vocabulary."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, counted, ignored, columns, rows):
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest = wide.amax(1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=columns.group)
+        shifted = wide - largest.unsqueeze(1)
+        own = targets - columns.rank * logits.shape[1]
+        elsewhere = (own < 0) | (own >= logits.shape[1])
+        own = own.masked_fill(elsewhere, 0).unsqueeze(1)
+        hit = shifted.gather(1, own).squeeze(1).masked_fill(elsewhere, 0)
+        shifted.exp_()
+        both = torch.stack([shifted.sum(1), hit])  # +columns
+        dist.all_reduce(both, group=columns.group)
+        losses = (both[0].log() - both[1]).masked_fill(targets == ignored, 0)
+        total = losses.sum()  # +rows
+        dist.all_reduce(total, group=rows.group)
+        weights = (targets != ignored).to(wide.dtype) / counted  # of each token in the mean
+        ctx.save_for_backward(shifted.div_(both[0].unsqueeze(1)), own, elsewhere, weights)
+        ctx.dtype = logits.dtype
+        return total.div_(counted)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        probabilities, own, elsewhere, weights = ctx.saved_tensors
+        weights = weights * gradient
+        slopes = probabilities * weights.unsqueeze(1)
+        slopes.scatter_add_(1, own, -weights.masked_fill(elsewhere, 0).unsqueeze(1))
+        return slopes.to(ctx.dtype), None, None, None, None, None

@@ -1,0 +1,1 @@
+"""Predictions for collectives: their plans, their bytes and their times."""

@@ -1,0 +1,1 @@
+"""Predictions for data parallelism: steps, buckets, compression and parameter servers."""

@@ -1,0 +1,1 @@
+"""Predictions for pipelines: schedules and their times, partitions, and versions of the weights."""

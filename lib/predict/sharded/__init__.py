@@ -1,0 +1,1 @@
+"""Sharded data parallelism, predicted: bytes, traffic, time, offload, and figures of others."""

@@ -1,0 +1,1 @@
+"""Predictions for tensor parallelism: what ranks keep and send when they share a product."""

@@ -1,0 +1,74 @@
+"""What a rank of tensor parallelism keeps of a GPT: bytes by kind, from the model's shape.
+
+For each token a layer keeps 4 D numbers that every rank has whole (the inputs of both norms, of qkv
+and of up), and the share of everything between: q, k, v, the result of attention, the hidden layer
+before and after its GELU. So the more ranks, the more of a rank's activations are copies.
+
+Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, where a layer keeps, in 2 bytes a
+number and with dropout, sbh·(10 + 24/t + 5as/(ht)) bytes.
+"""
+
+from lib.predict.arguments import whole
+from lib.predict.memory import STATES, Held
+from lib.predict.shape import GPTShape, length_of
+from lib.predict.tensor.shapes import parameters_of_a_rank, share_of
+
+
+def held(
+    shape: GPTShape, ranks: int, batch: int, sequence: int | None = None,
+    optimizer: str = "adamw", itemsize: int = 4, *, vocabulary: bool = True,
+) -> Held:  # fmt: skip
+    """Return the bytes of a rank at the end of forward, with its loss, by kind."""
+    mine = parameters_of_a_rank(shape, ranks, vocabulary=vocabulary)
+    weights = sum(p.numel for p in mine) * itemsize
+    counters = 4 * len(mine) if optimizer.startswith("adam") else 0
+    kept = activations(shape, ranks, batch, sequence, itemsize, vocabulary=vocabulary)
+    kept += loss(shape, ranks, batch, sequence, itemsize, vocabulary=vocabulary)
+    return Held(weights, weights, STATES[optimizer] * weights + counters, kept)
+
+
+def activations(
+    shape: GPTShape, ranks: int, batch: int, sequence: int | None = None, itemsize: int = 4, *,
+    vocabulary: bool = True,
+) -> int:  # fmt: skip
+    """Return the bytes that autograd keeps on each rank after forward, without the loss.
+
+    Raises ValueError for dropout, whose masks are not counted here.
+    """
+    if shape.dropout:
+        raise ValueError("What dropout keeps on a rank is not known here. Choose dropout=0.")
+    share, d = share_of(shape, ranks, vocabulary=vocabulary), shape.width
+    s, keys = length_of(shape, sequence), share.kv_heads * shape.head_size
+    queries = share.heads * shape.head_size
+    turned = shape.positions == "rotary"
+    copied = 1 < share.kv_heads < share.heads
+    between = 2 * queries + 2 * keys + (queries + keys if turned else queries if copied else 0)
+    layer = (4 * d + 4 + between + 2 * share.hidden) * itemsize + share.heads * max(itemsize, 4)
+    tokens = whole(batch, "batch") * s
+    kept = tokens * (shape.layers * layer + (2 * d + 2) * itemsize)
+    kept += 8 * s if not turned else shape.layers * 2 * s * shape.head_size * itemsize
+    # A split embedding keeps the row of each token (8 bytes), and whether it has it (1).
+    return kept + (9 * tokens if vocabulary else 0)
+
+
+def loss(
+    shape: GPTShape, ranks: int, batch: int, sequence: int | None = None, itemsize: int = 4, *,
+    vocabulary: bool = True,
+) -> int:  # fmt: skip
+    """Return the bytes that the loss keeps: probabilities [B, S, V/tp], and 10 for each token."""
+    rows = share_of(shape, ranks, vocabulary=vocabulary).vocabulary
+    tokens = whole(batch, "batch") * length_of(shape, sequence)
+    return tokens * (rows * max(itemsize, 4) + 10) if vocabulary else tokens * rows * itemsize
+
+
+def published_layer(
+    width: int, heads: int, sequence: int, batch: int, ranks: int, *, scores: bool = True
+) -> float:
+    """Return the bytes of a layer's activations as published: sbh·(10 + 24/t + 5as/(ht)).
+
+    Numbers take 2 bytes and masks of dropout 1; without `scores` the last term is left out, as
+    where attention is one kernel or is computed again. Source: Korthikanti et al. 2022, table 2.
+    """
+    t = whole(ranks, "The number of ranks")
+    inner = 5 * heads * sequence / (width * t) if scores else 0
+    return sequence * batch * width * (10 + 24 / t + inner)

@@ -1,0 +1,125 @@
+"""Which split of a transformer layer is the fastest, for a number of ranks, a width and a link.
+
+The time of a layer is that of its four matrix products on tiles, forward and backward, and of the
+collectives between them; all ranks are joined by equal links. Norms, attention's own products and
+the optimizer are left out, because every split divides them by the number of ranks.
+
+    1D    two layers that split outputs and then inputs, an all_reduce after the second forward, and
+          backward one for the first, beside the product for its weight's gradient
+    2D    SUMMA with overlap (summa_step.py)
+    2.5D  SUMMA on each square with its share of the rows, then an all_reduce of dW over depth
+    3D    gathers, product, reduce_scatter, one after the other; x and W stay gathered
+
+1D needs a number of heads that the ranks divide, and a grid needs samples that its rows divide.
+Data parallelism is not among them: many replicas of a small 1D group are what most runs use, as
+long as a group's weights fit.
+"""
+
+from math import isqrt
+from typing import NamedTuple
+
+from lib.predict.arguments import whole
+from lib.predict.tensor.grid_traffic import linear_moves
+from lib.predict.tensor.grids import RankGrid
+from lib.predict.tensor.summa_step import Summa
+
+HEAD = 128  # the size of a head, as in GPT-3's largest model (Brown et al. 2020, table 2.1)
+
+
+class Winner(NamedTuple):
+    """Holds the fastest split, its seconds for a layer, and those of every split that is possible.
+
+    `seconds_of` maps "1D", "2D, 4×4" and so on to seconds.
+    """
+
+    name: str
+    seconds: float
+    seconds_of: dict[str, float]
+
+
+def where_each_wins(
+    ranks: list[int], widths: list[int], speeds, *, batch: int = 64, sequence: int = 2048,
+    head_size: int = HEAD, itemsize: int = 2,
+) -> dict[tuple[int, int], Winner]:  # fmt: skip
+    """Return the fastest split for each pair (ranks, width) on the device and link of `speeds`.
+
+    `batch` samples of `sequence` tokens are the batch of all ranks together. Pairs for which no
+    split is possible are left out.
+    """
+    winners = {}
+    for p in ranks:
+        for width in widths:
+            seconds = layer_seconds(p, width, speeds, batch, sequence, head_size, itemsize)
+            if seconds:
+                best = min(seconds, key=seconds.get)
+                winners[p, width] = Winner(best, seconds[best], seconds)
+    return winners
+
+
+def layer_seconds(
+    ranks: int, width: int, speeds, batch: int = 64, sequence: int = 2048,
+    head_size: int = HEAD, itemsize: int = 2,
+) -> dict[str, float]:  # fmt: skip
+    """Return the seconds of a layer's products and collectives for each split that is possible."""
+    tokens, found = whole(batch, "batch") * whole(sequence, "sequence"), {}
+    heads = whole(width, "width") // whole(head_size, "head_size")
+    layers = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    if heads % ranks == 0:
+        found["1D"] = _in_one_dimension(ranks, tokens, layers, speeds, itemsize)
+    for grid in grids_of(ranks):
+        parts = grid.weight_ranks // grid.side
+        if heads % grid.side or width % parts or batch % grid.row_ranks:
+            continue
+        time = _on_cube if grid.kind == "3d" else _on_squares
+        found[str(grid)] = sum(time(grid, tokens, i, o, speeds, itemsize) for i, o in layers)
+    return found
+
+
+def grids_of(ranks: int) -> list[RankGrid]:
+    """Return the grids of exactly so many ranks: squares, stacks no deeper than wide, and cubes."""
+    p, grids = whole(ranks, "The number of ranks"), []
+    for q in range(2, isqrt(p) + 1):
+        depth = p // (q * q)
+        if depth * q * q == p and depth <= q:
+            grids.append(RankGrid("2.5d", q, depth) if depth > 1 else RankGrid("2d", q))
+        if q**3 == p:
+            grids.append(RankGrid("3d", q))
+    return grids
+
+
+def _products(m: int, k: int, n: int, speeds, itemsize: int) -> float:
+    """Return the seconds of x [m, k] · W [k, n], xᵀ·dy and dy·Wᵀ, each as one product."""
+    numbers = m * k + k * n + m * n
+    return 3 * speeds.compute(2 * m * k * n, numbers * itemsize)
+
+
+def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> float:
+    """Return the seconds of a layer under 1D: each pair of layers has an all_reduce either way."""
+    seconds = 0.0
+    for number, (i, o) in enumerate(layers):
+        splits_outputs = number % 2 == 0
+        sizes = (i, o // ranks) if splits_outputs else (i // ranks, o)
+        seconds += _products(tokens, *sizes, speeds, itemsize)
+        whole_rows = tokens * (i if splits_outputs else o) * itemsize
+        sums = speeds.moving("all_reduce", ranks, whole_rows)
+        if splits_outputs:  # dx is summed while dW is computed
+            sums = max(0.0, sums - _products(tokens, *sizes, speeds, itemsize) / 3)
+        seconds += sums
+    return seconds
+
+
+def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize) -> float:
+    play = Summa(tokens // grid.depth, inputs, outputs, grid.side, speeds, itemsize=itemsize)
+    play.forward(bias=False)
+    seconds = play.backward(bias=False)
+    tile = inputs * outputs // grid.weight_ranks * itemsize
+    return seconds + speeds.moving("all_reduce", grid.depth, tile)
+
+
+def _on_cube(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize) -> float:
+    q = grid.side
+    moves = linear_moves(
+        grid, tokens, inputs, outputs, bias=False, itemsize=itemsize, keep_gathered=True
+    )
+    waited = sum(speeds.moving(move.op, move.ranks, move.bytes) for move in moves.all)
+    return waited + _products(tokens // q, inputs // q, outputs // q, speeds, itemsize)

@@ -1,0 +1,1 @@
+"""Inside a rank: how process groups are made, connected and ended."""

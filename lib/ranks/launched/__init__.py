@@ -1,0 +1,1 @@
+"""Ranks that a launcher such as torchrun or SLURM started."""

@@ -1,0 +1,1 @@
+"""Slow motion inside a rank: the compute clock, the communication lanes, the roofline."""

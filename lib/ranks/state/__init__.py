@@ -1,0 +1,1 @@
+"""What a rank knows of itself while it runs: its board, its names, its GPU, its threads."""

@@ -1,0 +1,3 @@
+from lib.draw import shards
+
+shards("2d")

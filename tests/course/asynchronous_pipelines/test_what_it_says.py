@@ -1,0 +1,171 @@
+"""What the text of chapter 7 says, compared with the library and with what its cells show."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from PIL import Image
+
+from lib.course.asynchronous_pipelines import cover, learning, lessons
+from lib.course.asynchronous_pipelines import exercises as chapter
+from lib.draw.parts.captions import of_ledger
+from lib.predict.pipeline import schedules
+from lib.predict.pipeline.cuts import with_replicas
+from lib.predict.pipeline.play import Costs, play
+from lib.predict.pipeline.shared_stages.published import vgg16
+from lib.predict.pipeline.versions import versions_kept, weight_versions
+from lib.single.models import MLP
+from tests.course.stored_chapter import main_path, stored_chapter
+
+ROOT = Path(__file__).parents[3]
+NOTEBOOK = ROOT / "chapters" / "07-asynchronous-pipelines.ipynb"
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return nbformat.read(NOTEBOOK, as_version=4).cells
+
+
+def shown(cells, words):
+    """What the one cell shows, as text, whose source has these words."""
+    (cell,) = [c for c in cells if c.cell_type == "code" and words in c.source]
+    plain = [out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs]
+    return "".join(plain)
+
+
+def test_the_numbers_of_the_prose(cells):
+    flushed = schedules.repeated(schedules.one_f_one_b(4, 4), 8)
+    assert learning.schedule_of("flush", 4, 4, 32) == flushed
+    stream = schedules.pipedream(4, 12)
+    assert weight_versions(stream, "latest")[0][6] == (3, 6)
+    assert versions_kept(stream, "2BW", 3) == [2] * 4  # m = p - 1 works in this order
+    for m in (1, 2):
+        with pytest.raises(ValueError, match="stage 0 has made only 0 updates by then"):
+            versions_kept(stream, "2BW", m)
+    text = "\n".join(c.source for c in cells)
+    assert "They finish after 45 ms instead of 63" in text
+    (table,) = [c.source for c in cells if c.source.startswith("# Asynchronous")]
+    assert "*flush*" in table and "*stream*" in table and len(cover.ROWS) == 8
+    rows = cover.side_by_side()
+    ends = [max(r.end for r in rows.where(rank=ranks)) for ranks in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    assert ends == pytest.approx([63e-3, 45e-3])
+    assert of_ledger(rows).startswith("Predicted by simulating the schedule")  # not by a formula
+
+
+def test_a_synchronous_schedule_beats_the_stream(cells):
+    stream, zb = schedules.pipedream(4, 32), schedules.repeated(schedules.zb_h2(4, 8), 4)
+    assert [play(way).makespan for way in (stream, zb)] == [105, 99]
+    assert [play(way, Costs(send=1)).makespan for way in (stream, zb)] == [157, 120]
+    assert play(zb).peak_microbatches[0] == 7 and play(stream).peak_microbatches[0] == 4
+    rows = shown(cells, "for name, way in ways").splitlines()
+    assert rows[3:] == [
+        "ZB-H2, m = 8   99  3%     120 20%      7",
+        "stream        105  9%     157 39%      4",
+    ]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_pytorch_refuses_a_changed_weight_except_on_stage_0(stage):
+    module = MLP(lessons.SHAPE).double()[stage : stage + 1]
+    x = torch.randn(8, lessons.SHAPE.widths[stage], dtype=torch.float64)
+    y = module(x.requires_grad_(stage > 0)).sum()
+    y.backward(retain_graph=True)
+    torch.optim.SGD(module.parameters(), 0.1).step()
+    if stage == 0:
+        y.backward()
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+def test_what_the_chapter_says_of_learning(cells):
+    printed = shown(cells, "learning.trained(").partition("rule, m")[2].splitlines()[1:8]
+    table = {line[:16].split()[0] + line[14:16].strip(): line[16:].split() for line in printed}
+    diverged = {name: re.findall(r"\((\d+)\)", " ".join(row)) for name, row in table.items()}
+    assert diverged["flush1"] == ["3", "9"]  # of 21, at 0.2 and 0.4
+    assert diverged["latest1"][0] == "11" and diverged["stashing1"][0] == "14"
+    zero_bubble = [float(loss) for loss in table["ZB-H28"][:4]]
+    assert min(zero_bubble) == zero_bubble[2] > 0.5 and zero_bubble[3] > zero_bubble[2]
+    for column in (0, 1):
+        plain, latest, stashing, vertical = (
+            float(table[name][column]) for name in ("flush1", "latest1", "stashing1", "vertical1")
+        )
+        assert max(latest, stashing) < plain + 0.05 and vertical > 1.5 * stashing
+        assert float(table["2BW4"][column]) > float(table["flush4"][column])
+    times = [line.split()[-2] for line in shown(cells, "goal=0.5").splitlines()[1:8]]
+    assert times == ["384", "129", "129", "225", "420", "inf", "inf"]
+
+
+def test_the_last_loss_does_not_tell_that_replicas_differ(cells):
+    lines = shown(cells, "lessons.without_average").splitlines()
+    together, apart = ([float(x) for x in lines[n].split()[1:]] for n in (2, 5))
+    assert [a < t for a, t in zip(apart, together)] == [True, True, False]
+
+
+def test_what_the_chapter_says_of_vgg16():
+    profiled = list(vgg16().values())
+
+    def ours(speed):
+        return [str(with_replicas(profiled, [(gpus, speed * 1e9)])) for gpus in (4, 8, 16)]
+
+    published = ["0:18 x3 | 18:37", "0:23 x7 | 23:37", "0:32 x15 | 32:37"]
+    for speed in (0.5, 0.8, 1.0, 1.1):
+        four, _, sixteen = ours(speed)
+        assert [four, sixteen] == published[::2]
+    assert ours(1.0)[1] == "0:25 x7 | 25:37"
+    assert not set(ours(1.25)) & set(published)
+    assert ours(1.5) == ["0:37 x4", "0:37 x8", "0:37 x16"]
+
+
+def test_pytorch_has_the_schedules_that_the_chapter_lists(cells):
+    import torch.distributed.pipelining as torchs
+
+    (text,) = [c.source for c in cells if "### PyTorch's own" in c.source]
+    known = [name for name in torchs.__all__ if name.startswith("Schedule")]
+    assert len(known) == 7 and "exports seven schedules" in text
+    assert all(f"`{name}`" in text for name in known)
+
+
+def pytorchs_mesh_and_stage(make_mesh, make_stage, device):
+    """Run the text's code for data × pipeline on this rank; return the ranks of the stage."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage
+
+    names = {"init_device_mesh": init_device_mesh, "PipelineStage": PipelineStage}
+    names["mesh"] = mesh = eval(make_mesh, names)
+    arguments = torch.nn.Linear(2, 2), mesh["pp"].get_local_rank(), 2, torch.device(device)
+    stage = eval(make_stage.replace("...", "*arguments"), names | {"arguments": arguments})
+    return torch.distributed.get_process_group_ranks(stage.group)
+
+
+def test_pytorchs_data_and_pipeline_is_built_as_the_text_says(cells, worlds):
+    text = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    (make_mesh,) = re.findall(r"`(init_device_mesh\(.*?\))`", text)
+    (make_stage,) = re.findall(r"`(PipelineStage\(.*?\))`", text)
+    world = worlds(4)
+    make_mesh = make_mesh.replace("cuda", world.device)
+    ranks = world.run(pytorchs_mesh_and_stage, make_mesh, make_stage, world.device)
+    assert ranks == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_every_exercise_of_the_chapter_has_hints(cells):
+    code = "\n".join(c.source for c in cells if c.cell_type == "code")
+    for name in ("predict", "write", "repair", "plan"):
+        exercise = getattr(chapter, name)
+        assert exercise.hints and exercise.task and exercise.name == name
+        assert f"exercises import {name}\n" in code and f"{name}.check(" in code
+
+
+def test_the_main_path_is_short():
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    count, words = main_path(stored_chapter("07-asynchronous-pipelines"))
+    assert 0 < count <= 45 and 0 < words <= 3000
+
+
+def test_the_cover_is_what_the_course_draws(tmp_path):
+    cover.write(tmp_path / cover.IMAGE)
+    drawn = Image.open(tmp_path / cover.IMAGE)
+    stored = Image.open(ROOT / "chapters" / "images" / cover.IMAGE)
+    assert drawn.size == stored.size

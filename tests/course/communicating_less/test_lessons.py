@@ -1,0 +1,86 @@
+"""What chapter 2's cells call: its cover, its spread, its words, its times of exchanges."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from PIL import Image
+
+from lib.course.communicating_less import costs, lessons
+from lib.course.communicating_less.cover import side_by_side, stragglers
+from lib.parallel.data import PowerSGD, Sign, TopK
+from lib.predict.data.parameter_server import simulate
+from tests.every import every
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_first_picture_is_what_the_cover_draws():
+    notebook = nbformat.read(ROOT / "chapters" / "02-communicating-less.ipynb", as_version=4)
+    (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
+    assert Image.open(ROOT / "chapters" / name).size[0] > 1000
+    ledger = side_by_side()
+    assert ledger.ranks == tuple(range(6)) and ledger.source == "predicted"
+    ends = [max(row.end for row in ledger if (row.rank < 3) == wait) for wait in (True, False)]
+    assert ends[0] == pytest.approx(0.045) and ends[1] == pytest.approx(0.023)
+    waits = [ledger.where(lane="wait", rank=r).column("seconds").sum() for r in range(6)]
+    assert min(waits[:3]) > 0.02 and max(waits[3:]) < 0.001
+
+
+def test_four_bounds_are_four_different_runs():
+    """Today's picture must not have two lines in one place."""
+    ends = [simulate(stragglers(bound)).times[-1] for bound in (0, 1, 3, None)]
+    assert ends == [225, 171, 152, 115]
+
+
+def test_a_spread_is_the_mean_and_both_ends():
+    assert lessons.spread([0.3, 0.1, 0.2]) == "0.20 (0.10 to 0.30)"
+
+
+def test_what_is_won_back_is_a_share_of_what_was_added():
+    losses = {"plain": [1.0, 3.0], "no feedback": [2.0, 6.0], "top 1 %": [2.0, 5.0]}
+    assert lessons.won_back(losses) == pytest.approx(0.25)
+
+
+def test_disagreement_is_a_share_of_the_first():
+    by_rank = [torch.tensor([[[2.0, 0.0], [1.0, 0.0]]]), torch.zeros(1, 2, 2)]
+    assert lessons.disagreement(by_rank) == pytest.approx([1, 0.5])
+    two = [torch.tensor([[[1.0], [1.0]], [[1.0], [0.0]]]), torch.zeros(2, 2, 1)]
+    assert lessons.disagreement(two) == pytest.approx([1, 0.5**0.5])
+
+
+def test_the_words_are_those_of_the_text():
+    words, count = lessons.course_words()
+    assert words.max() + 1 == count == len(words.unique()) and len(words) > 10 * count
+
+
+def test_batches_differ_between_workers_numbers_and_seeds():
+    drawn = [lessons.samples(*key)[0] for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    for n, x in enumerate(drawn):
+        assert not any(torch.equal(x, y) for y in drawn[:n])
+    assert torch.equal(lessons.samples(3, 2, 1)[1], lessons.samples(3, 2, 1)[1])
+
+
+def test_what_a_hook_computes_takes_time_on_the_roofline(worlds):
+    seconds = {
+        name: max(worlds(2).run(costs.roofline_seconds, hook, "H100", 2**20))
+        for name, hook in (("sign", Sign()), ("top-k", TopK(0.01)), ("PowerSGD", PowerSGD(2)))
+    }
+    once = 1 / 3.35e12  # s to move a byte: each hook moves every gradient several times
+    assert min(seconds.values()) > 2 * once and max(seconds.values()) < 200 * once
+
+
+def test_exchanges_are_measured(worlds):
+    both = worlds(2).run(costs.exchange_seconds, None, 2**18)
+    alone = worlds(2).run(costs.exchange_alone, TopK(0.01), 2**18)
+    assert every(0 < seconds < 10 for seconds in (*both, *alone))
+    assert len(both) == len(alone) == 2
+
+
+def test_two_different_pairings_of_four_ranks_give_the_mean():
+    x = torch.tensor([0.0, 0.0, 0.0, 12.0])
+    for pairing in ([1, 0, 3, 2], [2, 3, 0, 1]):
+        x = (x + x[pairing]) / 2
+    assert x.tolist() == [3, 3, 3, 3]

@@ -1,0 +1,152 @@
+"""Chapter 1's small experiments: what each shows on real ranks."""
+
+import pytest
+import torch.distributed as dist
+
+from lib.course.data_parallel import lessons, wall_clock
+from lib.predict.data.bucket_overlap import fly
+from lib.predict.data.buckets import limits_of
+from lib.predict.data.ddp_step import data_parallel_step, parts_of_step
+from lib.predict.roofline import speeds
+from lib.predict.shape import GPTShape, MLPShape
+from lib.predict.step import averaged_backward, forward, gradient_seconds, update
+from lib.ranks import RankError
+from tests.course.machine import Machine
+from tests.every import every
+
+fp32 = speeds("H100", "NVLink4", "fp32")
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+def launched_on_arrival(model):
+    works = []
+
+    def launch(p):
+        p.grad /= dist.get_world_size()
+        works.append(dist.all_reduce(p.grad, async_op=True))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(launch)
+    return lambda model: [work.wait() for work in works]
+
+
+def averaged_at_the_end(model):
+    def finish(model):
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+    return finish
+
+
+def test_another_order_of_launches_adds_up_gradients_of_different_layers(world):
+    right = world.run(lessons.gradients_of, lessons.Branches, averaged_at_the_end)
+    assert right == [[2, 3]] * 4
+    wrong = world.run(lessons.gradients_of, lessons.Branches, launched_on_arrival)
+    assert wrong == [[2.25, 2.75], [2.25, 2.75], [2.75, 2.25], [2.25, 2.75]]
+
+
+def test_a_sampler_repeats_its_order_unless_it_is_told_the_epoch(world):
+    for sets_epoch in (False, True):
+        drawn = world.run(lessons.drawn_samples, 10, 2, sets_epoch)
+        first, second = ([epochs[n] for epochs in drawn] for n in (0, 1))
+        assert (first == second) == (not sets_epoch)
+        for by_rank in (first, second):  # 12 are drawn, and all 10 are among them
+            together = sum(by_rank, [])
+            assert len(together) == 12 and set(together) == set(range(10))
+
+
+def test_a_rank_that_leaves_out_a_layer_is_named(world):
+    with pytest.raises(RankError, match=r"rank 2 raised[\s\S]*without a gradient for 1\.bias"):
+        world.run(lessons.short_cut)
+    found = world.run(lessons.short_cut, find_unused=True)
+    assert found == [["0.weight", "1.bias"]] * 4
+
+
+def test_step_seconds_are_the_parts_of_the_predicted_step():
+    given = lessons.GPT2, 32, 4, speeds("H100", "PCIe4")
+    assert lessons.step_seconds(lessons.GPT2, "PCIe4", 32, 4) == parts_of_step(*given)
+    compute, *rest = lessons.step_seconds(lessons.GPT2, "PCIe4", 32, 1)
+    assert rest == [0, 0] and round(1e3 * compute) == 54  # what the chapter says
+    memory = averaged_backward(lessons.GPT2, 32) + forward(lessons.GPT2, 32) + update(lessons.GPT2)
+    assert round(1e3 * sum(fp32.compute(0, op.bytes) for op in memory if not op.flop)) == 24
+
+
+def test_gpt2s_default_buckets_leave_little_more_exposed_than_the_smallest():
+    waits = [float(line.split("buckets: ")[1].split()[0])
+             for line in lessons.gpt2_exposed().splitlines()[1:]]  # fmt: skip
+    assert len(waits) == 3 and waits[1] < 1.2 * waits[0] and waits[2] > 2 * waits[1]
+
+
+def test_the_answers_below_the_bucket_picture_are_what_it_predicts():
+    """At 2 µs two layers are best, at NVLink's 3.4 µs four; the default has buckets of 1 and 7."""
+    times = gradient_seconds(MLPShape((512,) * 9, bias=False), 512, fp32, averaged=True)[::-1]
+    link = {"ranks": 4, "bandwidth": fp32.bandwidth}
+
+    def run(limits, alpha):
+        return fly([2**20] * 8, times, limits, alpha=alpha, **link)
+
+    for alpha, best in ((2e-6, 2), (fp32.alpha, 4)):
+        waits = {n: run((n * 2**20,), alpha).exposed for n in range(1, 9)}
+        assert min(waits, key=waits.get) == best
+        others = [wait for n, wait in waits.items() if n != best]
+        assert min(others) > 1.1 * waits[best]  # a clear winner
+    default = run(limits_of(None), fp32.alpha)
+    assert [len(flight.inside) for flight in default.flights] == [1, 7]
+    assert default.exposed > run((4 * 2**20,), fp32.alpha).exposed
+
+
+def test_a_predicted_step_is_joined_to_phases_and_its_all_reduces_are_hidden_or_exposed():
+    shape = MLPShape((512,) * 9, bias=False)
+    step = data_parallel_step(shape, [512] * 4, fp32, buckets=[4, 4])
+    late, hidden = lessons.exposed_and_hidden(step, fp32)
+    moving = 2 * fp32.moving("all_reduce", 4, 4 * 2**20)
+    assert late > 0 and late + hidden == pytest.approx(1e6 * moving)
+    together = data_parallel_step(shape, [512] * 4, fp32, buckets=[4, 4], overlap=False)
+    assert lessons.exposed_and_hidden(together, fp32)[1] == pytest.approx(0, abs=1e-6)
+    for updated, phases in ((True, 3), (False, 2)):
+        joined = lessons.in_phases(step, shape, update=updated).where(rank=3, lane="compute")
+        names = [row.op for row in joined]
+        assert names == ["forward", "backward", "step"][:phases]
+    forward, backward = joined
+    waits = step.where(rank=3, lane="wait")
+    assert forward.end == backward.start and backward.end == waits.column("start").min()
+
+
+def test_a_step_is_timed_with_and_without_its_all_reduces(worlds):
+    shape = MLPShape((8,) * 3, bias=False)
+    without, whole = wall_clock.compared(worlds(2), Machine(), shape, 4)
+    operations = 2 + 1 + 3 + 1 + 2 + 2  # forward, ReLU; backward, ReLU; averaging; update
+    assert without[:2] == ("without all-reduces", operations)
+    assert whole[0] == "whole step" and operations < whole[1] <= operations + 10
+    assert every(0 < row[2] < 5 for row in (without, whole))
+    text = wall_clock.table([("without", 10.0, 8.0), ("whole", 12.0, 12.0)], 0.25)
+    rows = [line.split() for line in text.splitlines()[1:-1]]
+    assert rows[0] == ["without", "10000.0", "8000.0", "+25%"]
+    assert rows[2] == ["exposed", "2000.0", "4000.0", "-50%"]  # two errors that cancel
+    assert rows[1][-1] == "+0%" and text.endswith("as calibrated: 25%")
+
+
+def test_microbatches_are_timed_and_their_activations_counted():
+    shape = GPTShape(width=16, layers=1, heads=2, sequence=8)
+    one, two = wall_clock.accumulation(shape, 4, (1, 2))
+    assert one[0] == 1 and one[2] == 1 and two[2] > 0
+    assert two[1] == pytest.approx(one[1] / 2, rel=0.01)
+    lines = wall_clock.microbatches(shape, 4, (1, 2)).splitlines()
+    assert len(lines) == 3 and lines[1].split()[-1] == "1.0"
+
+
+def test_recordings_on_one_axis_are_equally_long():
+    shape = MLPShape((8,) * 3, bias=False)
+    one, two = (data_parallel_step(shape, [4] * 2, fp32, overlap=o) for o in (True, False))
+    short, long = lessons.on_one_axis(one, two)
+    assert short.makespan == pytest.approx(long.makespan) and long == two
+    assert len(short) == len(one) + 1 and short[-1].lane == "wait" and short[-1].seconds == 0
+
+
+def test_messages_fit_a_narrow_screen():
+    assert max(map(len, lessons.folded("word " * 40, "    ").splitlines())) <= 48

@@ -1,0 +1,127 @@
+"""Chapter 3's small experiments: what each shows on real ranks."""
+
+import pytest
+from torch.distributed.fsdp import fully_shard
+
+from lib.course.fsdp import lessons, published, wall_clock
+from lib.parallel.sharded import FSDP
+from lib.predict.roofline import speeds
+from lib.predict.shape import GPTShape, MLPShape
+from lib.predict.sharded.fsdp_step import fsdp_step
+from lib.predict.sharded.states import held, keeping
+from lib.single import Batches
+from tests.course.machine import Machine
+from tests.every import every
+
+SHAPE = GPTShape(width=16, layers=2, heads=2, sequence=16)
+BATCH = Batches(8, sequence=16)[0]
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+def theirs(model):
+    for block in model.blocks.values():
+        fully_shard(block)
+    return fully_shard(model)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_each_stage_keeps_what_is_predicted(world, stage):
+    kept = world.run(lessons.kept, stage, SHAPE, BATCH)
+    assert kept == [held(SHAPE.numel, 4, stage, keeping("adamw", "fp32"))] * 4
+
+
+def test_fsdp_launches_what_fully_shard_launches(world):
+    ours, pytorchs = (
+        lessons.calls(world.record(lessons.one_backward, SHAPE, BATCH, wrap))
+        for wrap in (FSDP, theirs)
+    )
+    assert ours == pytorchs and len(ours) > 6
+
+
+def test_an_optimizer_made_too_early_changes_nothing_with_fully_shard(world):
+    for wrap, before, changed in ((theirs, True, False), (theirs, False, True), (FSDP, True, True)):
+        assert world.run(lessons.late_optimizer, wrap, SHAPE, BATCH, before) == [changed] * 4
+
+
+def test_shards_of_four_ranks_are_loaded_by_two(world, worlds):
+    saved, whole = zip(*world.run(lessons.trained_shards, SHAPE, BATCH))
+    loaded = worlds(2).run(lessons.load_shards, SHAPE, list(saved))
+    for state in loaded:
+        assert every(state[name].equal(whole[0][name]) for name in whole[0])
+
+
+def test_a_model_built_on_the_meta_device_is_never_whole(world):
+    whole = world.run(lessons.built_on_meta, SHAPE, False)
+    in_shards = world.run(lessons.built_on_meta, SHAPE, True)
+    assert min(whole) > 1 and max(in_shards[1:]) < 0.7
+
+
+def test_the_memory_of_the_second_step_falls_from_stage_to_stage(world):
+    peaks, shape = [], GPTShape(width=32, layers=4, heads=2, sequence=16)  # as in the chapter
+    for stage in range(4):
+        ledger = lessons.memory_of_rank_0(world.record(lessons.kept, stage, shape, BATCH))
+        alive, peak = {}, 0
+        for row in ledger:
+            alive[row.op] = row.bytes
+            peak = max(peak, sum(alive.values()))
+        assert list(ledger.ranks) == [0]
+        peaks.append(peak)
+    assert peaks == sorted(peaks, reverse=True) and peaks[3] < 0.6 * peaks[0]
+
+
+def test_collectives_are_drawn_only_while_they_move():
+    hardware = speeds("H100", "NVLink4")
+    step = fsdp_step(MLPShape((4096,) * 5, bias=False), [4096] * 2, hardware)
+    moving = lessons.while_moving(step.where(rank=0), hardware)
+    lane = sorted(moving.where(lane="comm"), key=lambda row: row.start)
+    assert len(lane) == 12 and every(a.end <= b.start + 1e-12 for a, b in zip(lane, lane[1:]))
+    assert list(moving.where(lane="compute")) == list(step.where(rank=0, lane="compute"))
+    overlapping = sorted(step.where(rank=0, lane="comm"), key=lambda row: row.start)
+    assert any(a.end > b.start for a, b in zip(overlapping, overlapping[1:]))
+
+
+def test_a_predicted_step_is_joined_where_nothing_waits():
+    hardware, shape = speeds("H100", "NVLink4"), MLPShape((4096,) * 5, bias=False)
+    for prefetch, forward in ((0, 4), (1, 1)):
+        step = fsdp_step(shape, [4096] * 2, hardware, prefetch=prefetch)
+        joined = lessons.in_phases(step, shape, hardware)
+        assert len(joined.where(rank=1, op="forward")) == forward
+        lanes = sorted(joined.where(rank=0, lane="comm"), key=lambda row: row.start)
+        assert every(a.end <= b.start + 1e-12 for a, b in zip(lanes, lanes[1:]))
+
+
+def test_backward_prefetch_gains_the_gathers_and_reductions_of_all_units():
+    for run in published.prefetch_of_gpt3():
+        moved = 2 * 127 / 128 * 2 * published.GPT3.numel / published.HOST
+        assert run.without - run.step == pytest.approx(moved, rel=0.02)
+
+
+def test_a_step_is_timed_beside_its_prediction(worlds):
+    computing, moving, whole = wall_clock.compared(
+        worlds(2), Machine(), MLPShape((8,) * 3, bias=False), 4, repeats=3
+    )
+    assert moving[:2] == ("collectives", 60.0) and computing[2] is None  # 4 gathers, 2 reductions
+    assert computing[1] < whole[1] <= computing[1] + 60 and 0 < whole[2] < 5
+    lines = wall_clock.table([("computation", 1.0, None), ("whole step", 12.0, 10.0)]).splitlines()
+    assert lines[1].split() == ["computation", "1000.0"] and lines[2].split()[-1] == "+20%"
+
+
+def test_our_shares_of_the_states_are_equal_and_pytorchs_are_whole_parameters(worlds):
+    world = worlds(4)
+    ours, theirs = (
+        world.run(lessons.states_of, who, SHAPE, BATCH) for who in ("ours", "PyTorch's")
+    )
+    each = held(SHAPE.numel, 4, 1, keeping("adamw", "fp32")).optimizer
+    assert ours == [each] * 4 and sum(theirs) == sum(ours) and max(theirs) > each
+
+
+def test_fully_shard_refuses_what_has_no_dims(worlds):
+    from torch.distributed.fsdp import fully_shard
+
+    world = worlds(2)
+    assert "scalar" in world.run(lessons.refusal_of, fully_shard, SHAPE)[0]
+    assert world.run(lessons.refusal_of, lessons.FSDP, SHAPE) == ["", ""]

@@ -1,0 +1,106 @@
+"""What chapter 6's functions return: bytes kept, messages, times of stages, runs in slow motion."""
+
+import pytest
+import torch.distributed as dist
+
+from lib import RankError
+from lib.course.pipeline.bubbles import idle_share
+from lib.course.pipeline.lessons import (
+    idle_shares,
+    in_slow_motion,
+    kept_bytes,
+    measured_costs,
+    median_run,
+    messages,
+    one_step,
+    refusal,
+    work_and_idle,
+)
+from lib.predict.pipeline import schedules as rules
+from lib.predict.pipeline.actions import Schedule
+from lib.predict.pipeline.play import Costs, play
+from lib.predict.shape import GPTShape
+from lib.ranks.slow_motion import SlowMotion
+from lib.single.batches import Batches
+from lib.single.models import GPT
+from lib.single.train import next_token_loss
+
+SHAPE = GPTShape(layers=2, width=16, heads=2, sequence=8)
+BATCH = Batches(4, sequence=8)[0]
+
+
+def make_model():
+    return GPT(SHAPE)
+
+
+def test_kept_bytes_are_predicted_from_those_of_a_microbatch(worlds):
+    gpipe, one_f_one_b = rules.gpipe(2, 4), rules.one_f_one_b(2, 4)
+    of_gpipe = worlds(2).run(kept_bytes, make_model, gpipe, BATCH)
+    run = play(one_f_one_b, Costs(activation=[nbytes // 4 for nbytes in of_gpipe]))
+    assert worlds(2).run(kept_bytes, make_model, one_f_one_b, BATCH) == list(run.peak_bytes)
+
+
+def test_messages_are_counted_by_size(worlds):
+    """Each of 4 microbatches crosses the one border forth and back: 1 · 8 · 16 floats."""
+    step = worlds(2).record(one_step, make_model, rules.one_f_one_b(2, 4), BATCH)
+    assert "8 × 512 bytes" in messages(step)
+
+
+def test_measured_costs_are_medians_of_the_rows():
+    run = play(rules.gpipe(2, 3), Costs([1, 2], [3, 4], [0.5, 1]))
+    costs = measured_costs(run.ledger.where(lane="compute"))
+    assert list(costs.forward) == [1, 2] and list(costs.backward) == [3.5, 5]
+
+
+def test_work_and_idle_time_are_those_of_a_rank_on_average():
+    run = play(rules.gpipe(2, 3), Costs([0.001, 0.002], [0.003, 0.004], [0.0, 0.0]))
+    rows = run.ledger.where(lane="compute")
+    work = 3 * (1 + 3 + 2 + 4) / 2
+    idle = 1e3 * run.makespan - work
+    columns = f"{1e3 * run.makespan:>7.0f}{work:>7.0f}{idle:>7.0f}"
+    assert work_and_idle(rows) == columns
+
+
+def test_the_median_run_is_a_whole_step(worlds):
+    run = median_run(worlds(2), make_model, rules.one_f_one_b(2, 4), BATCH, repeats=3)
+    assert len(run) == 2 * 2 * 4 and run.source == "measured"
+    assert measured_costs(run).backward[0] > 0
+
+
+@pytest.mark.quiet
+def test_a_step_in_slow_motion_stands_beside_its_prediction():
+    speeds = SlowMotion("H100", link="NVLink4", alpha=5e-8, factor=200_000)
+    recorded, predicted = in_slow_motion(make_model, rules.one_f_one_b(2, 4), BATCH, speeds)
+    assert len(recorded) == 2 * 2 * 4
+    assert idle_share(recorded) == pytest.approx(predicted.bubble(), abs=0.1)
+    words = idle_shares(recorded, predicted)
+    assert words.endswith(f"recorded, {predicted.bubble():.1%} predicted.")
+
+
+def test_pytorchs_1f1b_refuses_fewer_microbatches_than_stages_as_the_chapter_quotes(worlds):
+    def too_few():
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        part = GPT(SHAPE)[rank : rank + 1]
+        stage = PipelineStage(part, rank, ranks, next(part.parameters()).device)
+        Schedule1F1B(stage, n_microbatches=2, loss_fn=next_token_loss)
+
+    words = (
+        r"Number of microbatches \(2\) must be greater than or equal to the number of stages \(4\)"
+    )
+    with pytest.raises(RankError, match=words):
+        worlds(4).run(too_few)
+
+
+def test_a_refusal_has_the_words_of_the_error_in_short_lines():
+    rows = [[str(action) for action in row] for row in rules.one_f_one_b(4, 2)]
+    with pytest.raises(ValueError, match="legal schedule"):
+        refusal(rows)
+    rows[1][1:3] = ["1B0", "1F1"]
+    with pytest.raises(ValueError, match="Deadlock") as caught:
+        Schedule(rows)
+    told = refusal(rows)
+    assert told.split() == str(caught.value).split()
+    assert max(map(len, told.splitlines())) <= 56 < max(map(len, str(caught.value).splitlines()))
+    assert told.splitlines()[-1] == str(caught.value).splitlines()[-1]  # the drawing stands

@@ -1,0 +1,217 @@
+"""The exercises of chapter 0, played as a reader plays them: unbegun, with mistakes, solved."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.course.ranks import exercises
+from lib.draw.parts.style import amount
+from lib.predict import hardware
+from lib.predict.collectives import formulas
+from lib.ranks import algorithms
+from lib.ranks.algorithms import exchange
+from tests.every import every
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+def unbegun(*given): ...
+
+
+def neighbours():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return (rank + 1) % ranks, (rank - 1) % ranks
+
+
+# --- exercise 1: predict
+
+
+def test_predict_from_the_first_call_to_the_last():
+    check = exercises.predict.check
+    start = check(all_gather=None, all_reduce=None, ring_rounds=None, tree_rounds=None)
+    assert not start.solved and "Put a number in place of each None." in start.text
+    some = check(all_gather=8_000_000, all_reduce=None, ring_rounds=16, tree_rounds=6).text
+    assert "all_gather: 8,000,000 is too much" in some and "all_reduce: not answered yet" in some
+    assert "ring_rounds: 16 is too much" in some and "tree_rounds: right, 6" in some
+    # by the words of the hints: a piece has S/8 bytes, all but one of 8; twice that; two laps
+    piece = 8_000_000 / 8
+    done = check(all_gather=7 * piece, all_reduce=14 * piece, ring_rounds=2 * 7, tree_rounds=6)
+    assert done.solved and done.text.startswith("Solved.")
+
+
+# --- exercise 2: write
+
+
+def all_gather_by_hints(x):
+    """Hint 2: in round k, pass on rank r-k's tensor and receive that of rank r-k-1."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    right, left = neighbours()
+    parts = {rank: x}
+    for k in range(ranks - 1):
+        incoming = torch.empty_like(x)
+        exchange({right: parts[(rank - k) % ranks]}, {left: incoming})
+        parts[(rank - k - 1) % ranks] = incoming
+    return torch.cat([parts[r] for r in range(ranks)])
+
+
+def in_the_order_of_arrival(x):
+    """A typical mistake: the parts are not put into the order of ranks."""
+    right, left = neighbours()
+    parts = [x]
+    for _ in range(dist.get_world_size() - 1):
+        incoming = torch.empty_like(x)
+        exchange({right: parts[-1]}, {left: incoming})
+        parts.append(incoming)
+    return torch.cat(parts)
+
+
+def all_send_first(x):
+    """A typical mistake: every send waits for its receiver."""
+    right, left = neighbours()
+    dist.send(x, right)
+    dist.recv(x, left)
+    return x
+
+
+def test_write_from_the_empty_function_to_par(world):
+    check = exercises.write.check
+    assert "`unbegun` returns nothing" in check(unbegun, world).text
+    mistaken = check(in_the_order_of_arrival, world).text
+    assert "rank 0 differs first" in mistaken and "Ranks 1, 2 and 3 differ too." in mistaken
+    assert "they wait for each other" in check(all_send_first, world).text
+    done = check(all_gather_by_hints, world)
+    assert done.solved and "Solved, with no more traffic" in done.text
+    assert "bytes sent by the busiest rank: 12,000\n    of a good solution: 12,000" in done.text
+    assert "rounds: 3\n    of a good solution: 3" in done.text
+
+
+# --- exercise 3: repair
+
+
+def as_given(x):
+    right, left = neighbours()
+    total, passing, part = x.clone(), x, torch.empty_like(x)
+    for _ in range(dist.get_world_size() - 1):
+        exchange({right: passing}, {left: part})
+        total += part
+        passing = part.clone()
+    return total
+
+
+def half_repaired(x):
+    """Hint 2 alone: the first lap, without the second."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    right, left = neighbours()
+    pieces = x.clone().tensor_split(ranks)
+    for k in range(ranks - 1):
+        own = pieces[(rank - k - 1) % ranks]
+        part = torch.empty_like(own)
+        exchange({right: pieces[(rank - k) % ranks]}, {left: part})
+        own += part
+    return torch.cat(pieces)
+
+
+def repaired(x):
+    """Hint 3: the second lap passes the complete pieces on."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    right, left = neighbours()
+    x = half_repaired(x)
+    pieces = x.tensor_split(ranks)
+    for k in range(ranks - 1):
+        outgoing, incoming = pieces[(rank + 1 - k) % ranks], pieces[(rank - k) % ranks]
+        exchange({right: outgoing}, {left: incoming})
+    return x
+
+
+def test_repair_from_the_given_function_to_par(world):
+    check = exercises.repair.check
+    start = check(as_given, world)
+    assert not start.solved and "The sums are right, the traffic is not." in start.text
+    assert "bytes sent by the busiest rank: 12,000\n    of a good solution: 6,000" in start.text
+    assert "rank 0 differs first" in check(half_repaired, world).text
+    done = check(repaired, world)
+    assert done.solved and "Solved, with no more traffic" in done.text
+
+
+# --- exercise 4: measure
+
+
+def rows(ledger):
+    return list(ledger.where(lane="comm"))
+
+
+def test_slips_in_the_bus_bandwidth_are_named():
+    check = exercises.measure.check
+    assert "returns nothing" in check(unbegun).text
+    sent = 2 * 3 / 4 * 8_000_000
+    answers = {
+        "Solved. The example gives 6 GB/s.": lambda x: sent / max(r.moving for r in rows(x)),
+        "your time includes the waiting for rank 3.":
+            lambda x: sent / max(r.seconds for r in rows(x)),
+        "your bytes are S, and": lambda x: 8_000_000 / max(r.moving for r in rows(x)),
+        "and your bytes are S in place": lambda x: 8_000_000 / max(r.seconds for r in rows(x)),
+        "your function returns 1 B/s, but the bus bandwidth is 6 GB/s.": lambda x: 1.0,
+    }  # fmt: skip
+    for words, attempt in answers.items():
+        assert words in check(attempt).text
+        assert check(attempt).solved == words.startswith("Solved")
+
+
+def test_the_example_of_measure_is_what_its_text_says():
+    example = rows(exercises.measure.example())
+    assert [row.members for row in example] == [(0, 1, 2, 3)] * 4
+    assert [row.bytes for row in example] == [8_000_000] * 4
+    assert [round(row.waiting * 1e3) for row in example] == [5, 5, 5, 0]
+    assert [round(row.moving * 1e3) for row in example] == [2] * 4
+
+
+# --- exercise 5: open
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_one_of_the_six_handed_in_as_the_readers_costs_what_ours_does(world, name):
+    """Case 15: `central` cost 2.48 ms as the reader's and 4.88 ms as ours, on Ethernet 10."""
+    text = exercises.invent.check(algorithms.ALGORITHMS[name], world).text
+    counted = formulas.all_reduce(name, 4, 250_000)
+    for link in map(hardware.link, exercises.invent.links):
+        ours = amount(formulas.seconds(counted, link.alpha, link.beta), "s")
+        assert re.search(rf"^{link.name} +{re.escape(ours)}  ", text, re.M), text
+
+
+def by_hint(x):
+    """Every rank sends piece r to rank r, which adds up and sends the sum back to all."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pieces = list(x.tensor_split(ranks))
+    own, part = pieces[rank].clone(), torch.empty_like(pieces[rank])
+    for k in range(1, ranks):
+        right, left = (rank + k) % ranks, (rank - k) % ranks
+        exchange({right: pieces[right]}, {left: part})
+        own += part
+    pieces[rank] = own
+    for k in range(1, ranks):
+        right, left = (rank + k) % ranks, (rank - k) % ranks
+        exchange({right: own}, {left: pieces[left]})
+    return torch.cat(pieces)
+
+
+def test_an_invented_all_reduce_is_timed_beside_the_six(world):
+    check = exercises.invent.check
+    assert not check(unbegun, world).solved
+    text = check(by_hint, world).text
+    assert "The sums are right: 6 rounds, 1,500,000 bytes from the busiest rank." in text
+    assert re.search(r"NVLink4 +\S+ \S+  \w+ ", text) and "Ethernet 10" in text
+
+
+# --- all of them
+
+
+def test_hints_are_sentences(capsys):
+    for name in ("predict", "write", "repair", "measure", "invent"):
+        exercise = getattr(exercises, name)
+        assert every(re.search(r"[.?]$", hint) for hint in exercise.hints), name
+        assert exercise.task.endswith(".")

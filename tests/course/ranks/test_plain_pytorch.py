@@ -1,0 +1,93 @@
+"""What PyTorch reports by itself, and the chapter's stopwatch and prediction."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.course.ranks.lessons import predicted_overlap, seconds_of
+from lib.course.ranks.plain_pytorch import Reports, pytorch_reports
+from lib.predict.collectives.formulas import time_of
+from lib.predict.hardware import gpu, link
+from lib.ranks.slow_motion import SlowMotion
+from tests.every import every
+
+
+def rank_1_fails(x):
+    assert dist.get_rank() != 1, "no data left"
+    dist.all_reduce(x)
+
+
+def rank_0_alone(x):
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+
+
+def all_come(x):
+    dist.all_reduce(x)
+
+
+def test_gloo_reports_a_broken_connection_at_once_and_a_missing_rank_at_the_limit():
+    steps = rank_1_fails, rank_0_alone, all_come
+    reports = pytorch_reports(steps, torch.ones(4), ranks=3, seconds=1)
+    failed, alone, fine = reports.by_step.values()
+    assert failed[1] == "AssertionError: no data left"
+    assert every("Error" in failed[rank] and "no data" not in failed[rank] for rank in (0, 2))
+    assert "Timed out waiting 1000ms" in alone[0] and alone[1:] == ["no error"] * 2
+    assert fine == ["no error"] * 3
+    assert reports.reaction("rank_1_fails") == "an error at once"
+    assert reports.reaction("rank_0_alone") == "a wait until the time limit"
+    assert reports.reaction("all_come") == "a sum without it"
+    assert str(reports).splitlines()[:1] == ["----- rank_1_fails"]
+    assert "rank 1  AssertionError: no data left" in str(reports)
+
+
+def test_which_of_the_waiting_ranks_is_at_its_limit_first_is_not_printed():
+    late, closed = "RuntimeError: Timed out", "RuntimeError: Connection closed"
+    one, other = [late, closed, late], [closed, late, late]
+    assert str(Reports({"wait": one})) == str(Reports({"wait": other}))
+    head, report, *note = str(Reports({"wait": one})).splitlines()
+    assert report == f"ranks 0, 1, 2  {late}"
+    assert every(line.startswith("    ") for line in note)
+    assert note[0].strip().startswith("(The course's note, not PyTorch's words:")
+    assert "note" not in str(Reports({"wait": [late, "no error"]}))
+    broken = Reports({"fail": [closed, "AssertionError: no data", closed]})
+    assert str(broken).splitlines()[1:] == [
+        f"ranks 0, 2  {closed}",
+        "rank 1  AssertionError: no data",
+    ]
+
+
+def test_reports_fit_a_narrow_screen_and_lose_no_word():
+    report = "RuntimeError: " + "word " * 40
+    lines = str(Reports({"wait": [report, "no error"]})).splitlines()
+    assert len(lines) > 4 and every(len(line) <= 44 for line in lines)
+    assert " ".join(lines).count("word") == 40
+
+
+def test_a_report_of_nobody_is_refused():
+    with pytest.raises(KeyError):
+        Reports({}).reaction("a step that was not run")
+
+
+def wait_a_little(x):
+    time.sleep(0.02)
+    assert x.numel() == 250
+
+
+@pytest.mark.quiet
+def test_the_stopwatch_gives_the_seconds_of_a_step(worlds):
+    times = worlds(2).run(seconds_of, wait_a_little, 1000, repeats=3)
+    assert every(0.02 <= seconds < 0.2 for seconds in times)
+
+
+def test_the_predicted_overlap_is_the_roofline_and_the_ring():
+    speeds = SlowMotion("H100", link="NVLink4", dtype="fp32", factor=10)
+    ledger = predicted_overlap(speeds, 4, 1024, 1_000_000)
+    nvlink, peak = link("NVLink4"), gpu("H100").peak["fp32"]
+    ring = time_of("all_reduce", 4, 4_000_000, alpha=nvlink.alpha, beta=nvlink.beta)
+    assert ledger.source == "predicted" and len(ledger) == 8
+    assert {row.end for row in ledger.where(lane="compute")} == {2 * 1024**3 / peak}
+    assert every(row.end == pytest.approx(ring) for row in ledger.where(lane="comm"))
+    assert {row.bytes for row in ledger.where(lane="comm")} == {4_000_000}

@@ -1,0 +1,28 @@
+"""A chapter as it is stored, and what its cells show there."""
+
+import re
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).parents[2]
+
+
+def stored_chapter(name: str):
+    """Give the notebook `chapters/<name>.ipynb`."""
+    return nbformat.read(ROOT / "chapters" / f"{name}.ipynb", as_version=4)
+
+
+def shown(notebook, words: str) -> str:
+    """Give the text that the one code cell with these words in its source shows."""
+    (cell,) = [c for c in notebook.cells if c.cell_type == "code" and words in c.source]
+    return "\n".join(o.get("text") or o.data.get("text/plain", "") for o in cell.outputs)
+
+
+def main_path(notebook) -> tuple[int, int]:
+    """Give the cells of the main path, and its words without what is folded and pictures."""
+    texts = [c.source for c in notebook.cells]
+    (end,) = [n for n, text in enumerate(texts) if text.startswith("## Going further")]
+    main = " ".join(c.source for c in notebook.cells[:end] if c.cell_type == "markdown")
+    main = re.sub(r"<details.*?</details>|!\[[^\]]*\]\([^)]*\)", " ", main, flags=re.S)
+    return end, len(re.findall(r"[A-Za-z][\w'’-]*", main))

@@ -1,0 +1,67 @@
+"""The steps of `make test`: what fails beside others is tried again alone, and told."""
+
+import pytest
+
+from lib.course.tools import commands, steps
+
+FIRST_TIME = """
+from pathlib import Path
+def test_good(): pass
+def test_race():
+    seen = Path(__file__).with_suffix(".seen")
+    first = not seen.exists()
+    seen.write_text("")
+    assert not first
+"""
+ALWAYS = "def test_wrong(): assert False"
+MANY = "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_many(n): assert False\n"
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """`ran(text)` gives the Run of a step with these tests, beside a step that passes."""
+
+    def of(text, beside=True):
+        file, other = tmp_path / "test_mine.py", tmp_path / "test_other.py"
+        file.write_text(text)
+        other.write_text("def test_other(): pass")
+        monkeypatch.setattr(steps, "BESIDE", {"tests": ["other"]} if beside else {})
+        mine, others = (
+            [commands.pytest("--rootdir", str(tmp_path), str(f))] for f in (file, other)
+        )
+        monkeypatch.setattr(steps, "STEPS", {"tests": mine, "other": others})
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(commands, "ROOT", tmp_path)
+        run = steps.Run()
+        run.steps(["tests", "other"])
+        return run
+
+    return of
+
+
+def test_what_passes_alone_is_told_and_fails_nothing(ran, capfd):
+    run = ran(FIRST_TIME)
+    assert run.raced == ["test_mine.py::test_race"] and run.failed == []
+    assert steps.summary(run.counts, 1.0) == "3 passed in 1.0s"
+    assert "tests: 1 that failed beside others, alone" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "summary"),
+    [
+        (ALWAYS, True, "1 passed, 1 failed in 1.0s"),
+        (MANY, True, "1 passed, 11 failed in 1.0s"),  # more than FEW: not tried again
+        (FIRST_TIME, False, "1 passed, 1 failed in 1.0s"),  # nothing ran beside it
+        ("import nothing_of_this_name", True, "1 passed, 1 errors in 1.0s"),
+    ],
+)
+def test_what_fails_alone_fails_the_run(ran, text, beside, summary):
+    run = ran(text, beside)
+    assert len(run.failed) == 1 and run.failed[0].startswith("The step 'tests' failed at: python ")
+    assert not run.raced and steps.summary(run.counts, 1.0) == summary
+
+
+def test_a_cell_is_tried_again_with_the_cells_before_it():
+    chapter = commands.pytest(*commands.NBVAL, "chapters")
+    again = commands.alone(chapter, ["chapters/02.ipynb::Cell 3", "chapters/02.ipynb::Cell 9"])
+    assert again == commands.pytest(*commands.NBVAL, "chapters/02.ipynb")

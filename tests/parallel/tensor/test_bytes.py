@@ -1,0 +1,106 @@
+"""What is sent and what is kept equals the prediction, to the byte."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
+from lib.predict.tensor import memory, traffic
+from lib.ranks.memory import Memory
+from lib.single import GPT, next_token_loss
+from tests.parallel.tensor import models
+
+SHAPES = models.SHAPES
+WITHOUT = {"*.attention": "attention", "*.mlp": "mlp"}  # the vocabulary stays whole
+
+
+def step(shape, vocabulary):
+    """Make a model; return what runs one step."""
+    model = tensor_parallel(GPT(shape), None, None if vocabulary else WITHOUT)
+    loss = vocab_parallel_cross_entropy if vocabulary else next_token_loss
+    tokens, targets = models.batch(shape.vocabulary)
+
+    def run():
+        loss(model(tokens), targets).backward()
+
+    return model, run
+
+
+def prepared(shape, vocabulary):
+    import __main__
+
+    __main__.step = step(shape, vocabulary)[1]
+
+
+def run_prepared():
+    import __main__
+
+    __main__.step()
+
+
+@pytest.mark.parametrize("vocabulary", [True, False], ids=["vocabulary", "whole vocabulary"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_ledger_is_the_prediction(world, name, vocabulary):
+    world.run(prepared, SHAPES[name], vocabulary)
+    ledger = world.record(run_prepared)
+    expected = traffic.of_step(SHAPES[name], len(world), 3, vocabulary=vocabulary)
+    assert expected
+    for rank in range(len(world)):
+        rows = sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start)
+        found = [(row.op, len(row.members), row.bytes) for row in rows]
+        assert found == [tuple(exchange) for exchange in expected]
+
+
+def kept(shape, vocabulary):
+    model, _ = step(shape, vocabulary)
+    tokens, targets = models.batch(shape.vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Memory(model, optimizer) as counted:
+        logits = model(tokens)
+        forward = counted.now["activations"]
+        if vocabulary:
+            vocab_parallel_cross_entropy(logits, targets).backward()
+            optimizer.step()
+    return forward, counted.now
+
+
+@pytest.mark.parametrize("vocabulary", [True, False], ids=["vocabulary", "whole vocabulary"])
+@pytest.mark.parametrize("name", ["plain", "tied", "two keys", "one key, rotary"])
+def test_what_a_rank_keeps_is_the_prediction(world, name, vocabulary):
+    shape, n = SHAPES[name], len(world)
+    held = memory.held(shape, n, 3, vocabulary=vocabulary)
+    for forward, now in world.run(kept, shape, vocabulary):
+        assert forward == memory.activations(shape, n, 3, vocabulary=vocabulary)
+        if vocabulary:
+            kinds = ("parameters", "gradients", "optimizer")
+            assert [now[kind] for kind in kinds] == list(held[:3])
+
+
+def kept_by_the_loss(shape):
+    """Bytes of what the loss saves for backward, but for single numbers."""
+    width = -(-shape.vocabulary // torch.distributed.get_world_size())
+    logits = torch.zeros(3, 12, width, requires_grad=True)
+    _, targets = models.batch(shape.vocabulary)
+    sizes = {}
+
+    def noted(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.nbytes if tensor.dim() else 0
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(noted, lambda tensor: tensor):
+        loss = vocab_parallel_cross_entropy(logits, targets, vocabulary=shape.vocabulary)
+    assert loss.requires_grad
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", ["plain", "padded"])
+def test_what_the_loss_keeps_is_the_prediction(world, name):
+    expected = memory.loss(SHAPES[name], len(world), 3)
+    assert world.run(kept_by_the_loss, SHAPES[name]) == [expected] * len(world)
+
+
+def test_a_layer_has_two_all_reduces_in_each_direction():
+    one, two = (traffic.of_step(replace(models.SHAPE, layers=n), 4, 3) for n in (1, 2))
+    assert len(two) - len(one) == 4
+    assert {exchange.bytes for exchange in two} == {4 * 36, 8 * 36, 4 * 36 * 24}

@@ -1,0 +1,119 @@
+"""The published comparison of 1D, 2D, 2.5D and 3D, recounted from the collectives of a layer."""
+
+import pytest
+
+from lib.predict.roofline import speeds
+from lib.predict.tensor.grid_costs import published, published_1d, recounted
+from lib.predict.tensor.grid_traffic import GridMove, latency_steps, linear_moves, sent_bytes
+from lib.predict.tensor.grids import RankGrid
+from lib.predict.tensor.summa_step import Summa, summa_step
+from lib.predict.tensor.where_each_wins import grids_of, layer_seconds, where_each_wins
+
+GRIDS = [
+    RankGrid("2d", 2), RankGrid("2d", 3), RankGrid("2d", 8),
+    RankGrid("2.5d", 2, 2), RankGrid("2.5d", 4, 3),
+    RankGrid("3d", 2), RankGrid("3d", 3), RankGrid("3d", 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_published_table_is_recounted(grid):
+    said, counted = published(grid), recounted(grid)
+    assert counted.bandwidth == pytest.approx(said.bandwidth)
+    assert (counted.compute, counted.parameters) == (said.compute, said.parameters)
+    steps = 1 if grid.kind == "3d" else grid.side  # the table leaves out that SUMMA takes q steps
+    assert counted.latency == said.latency * steps
+    kept = grid.side if grid.kind == "3d" else 1  # the table's bandwidth keeps x gathered
+    assert counted.activations == pytest.approx(said.activations * kept)
+
+
+def test_what_the_ledger_counts_besides():
+    """Broadcasts in pieces send less; the depth and gathering again send more."""
+    square = recounted(RankGrid("2d", 8), pieces=True)
+    assert (
+        square.bandwidth == pytest.approx(6 / 8) and published(RankGrid("2d", 8)).bandwidth == 5.25
+    )
+    deep = RankGrid("2.5d", 2, 2)
+    assert recounted(deep, depth=True).bandwidth - recounted(deep).bandwidth == 2 * (1 / 2) / 4
+    cube, again = RankGrid("3d", 4), recounted(RankGrid("3d", 4), keep_gathered=False)
+    assert again.bandwidth == pytest.approx(published(cube).bandwidth * 8 / 6)
+    assert again.activations == published(cube).activations and again.latency == 8 * 3
+
+
+def test_one_dimension_sends_whole_rows():
+    assert published_1d(4) == (1 / 4, 1 / 4, 1.0, 1.5, 6)
+    sums = GridMove("tp", "all_reduce", 4, 100)  # of dx, which has as many entries as x
+    assert (sums.sent / 100, sums.rounds) == published_1d(4)[3:]
+
+
+def test_the_collectives_of_a_layer():
+    moves = linear_moves(RankGrid("2d", 2), 8, 4, 6, itemsize=1)
+    x, w = GridMove("column", "broadcast", 2, 8), GridMove("row", "broadcast", 2, 6)
+    assert moves.forward == [x, w, x, w]
+    weight = [x, GridMove("row", "reduce", 2, 6)] * 2
+    assert moves.backward == [
+        GridMove("row", "all_reduce", 2, 3), *weight, *[w, GridMove("column", "reduce", 2, 8)] * 2,
+    ]  # fmt: skip
+    assert sent_bytes(moves.all) == 6 * (8 + 6) + 3 and latency_steps(moves.all) == 12 + 2
+    cube = linear_moves(RankGrid("3d", 2), 8, 4, 6, itemsize=1, back=True)
+    assert [(m.axis, m.op, m.bytes) for m in cube.forward] == [
+        ("z", "all_gather", 8),
+        ("x", "all_gather", 6),
+        ("y", "reduce_scatter", 12),
+    ]
+    assert [(m.axis, m.op) for m in cube.backward] == [
+        ("y", "all_gather"), ("x,y", "all_reduce"), ("z", "all_gather"), ("x", "all_gather"),
+        ("x", "reduce_scatter"), ("z", "reduce_scatter"),
+    ]  # fmt: skip
+
+
+class Unit:
+    """A device and a link on which every product takes 1 s, and every broadcast `moves` s."""
+
+    def __init__(self, moves):
+        self.moves = moves
+
+    def compute(self, flop, nbytes):
+        return 1.0
+
+    def moving(self, op, ranks, nbytes):
+        return self.moves
+
+
+@pytest.mark.parametrize("moves", [0.5, 1.0, 3.0])
+def test_overlap_hides_all_broadcasts_but_the_first(moves):
+    q = 4
+    for overlap in (False, True):
+        seconds = Summa(8, 8, 8, q, Unit(moves), overlap).forward(bias=False)
+        hidden = moves + (q - 1) * max(moves, 1) + 1
+        assert seconds == pytest.approx(hidden if overlap else q * (moves + 1))
+
+
+def test_a_step_of_summa_has_the_collectives_of_a_layer():
+    device = speeds("H100", "NVLink4")
+    for overlap in (False, True):
+        ledger = summa_step(64, 32, 16, 2, device, overlap=overlap)
+        play = Summa(64, 32, 16, 2, device, overlap)
+        play.forward()
+        assert ledger.makespan == pytest.approx(play.backward())
+        for axis in ("row", "column"):
+            rows = sorted(ledger.where(rank=3, lane="comm", group=axis), key=lambda r: r.number)
+            moves = linear_moves(RankGrid("2d", 2), 64, 32, 16).all
+            expected = [(m.op, m.ranks, m.bytes) for m in moves if m.axis == axis]
+            assert [(r.op, len(r.members), r.bytes) for r in rows] == expected
+    with pytest.raises(ValueError, match="The product has 9 inputs; 2 ranks cannot share them"):
+        summa_step(64, 9, 16, 2, device)
+
+
+def test_where_each_wins():
+    """More ranks than heads leave 1D out; few tokens favour it, because grids send weights too."""
+    assert [str(g) for g in grids_of(64)] == ["2.5D, 4×4×4", "3D, 4×4×4", "2D, 8×8"]
+    assert [str(g) for g in grids_of(8)] == ["2.5D, 2×2×2", "3D, 2×2×2"] and not grids_of(6)
+    device = speeds("H100", "NVLink4")
+    assert "1D" not in layer_seconds(64, 4096, device) and "1D" in layer_seconds(64, 8192, device)
+    winners = where_each_wins([4, 6, 512], [4096, 12288], device)
+    assert (6, 4096) not in winners and (6, 12288) in winners  # 96 heads, and no grid of 6
+    best = winners[512, 4096]
+    assert best.name == "3D, 8×8×8" and best.seconds == min(best.seconds_of.values())
+    few, many = (layer_seconds(16, 8192, device, batch=16, sequence=s) for s in (64, 4096))
+    assert few["1D"] < few["2D, 4×4"] and many["1D"] > many["2D, 4×4"]  # 1D sends no weights

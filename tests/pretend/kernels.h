@@ -1,0 +1,10 @@
+// A tensor of the pretended GPU as the CPU sees it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace pretend {
+
+at::Tensor on_cpu(const at::Tensor& tensor);  // the same memory; what is not on a GPU as it is
+
+}  // namespace pretend
