@@ -25,6 +25,7 @@ OTHER = {
     ("01-data-parallel", "f0e1d2c3"): CLOCK,
     ("02-communicating-less", "6ea28ba8"): CLOCK,
     ("03-fsdp", "lib00001"): "what attention keeps depends on the device",
+    ("03-fsdp", "resh0001"): "what attention keeps depends on the device",
     ("03-fsdp", "wall0001"): CLOCK,
     ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",

@@ -85,8 +85,9 @@ class Replay:
         return max(range(len(self.states)), key=lambda n: (self.states[n].allocated, -n))
 
     def most_scattered(self) -> int:
-        """Return the first event with the most free bytes that cannot be given back."""
-        return max(range(len(self.states)), key=lambda n: (self.states[n].inactive_split, -n))
+        """Return the first event with the most free bytes outside the largest free block."""
+        apart = [state.free - state.largest_free for state in self.states]
+        return apart.index(max(apart))
 
     def __str__(self):
         worst = self.states[self.most_scattered()]
