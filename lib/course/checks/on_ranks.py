@@ -43,7 +43,7 @@ class Exercise(Hints):
             try:
                 ledger = world.record(_on_rank, attempt, inputs)
             except RankError as error:
-                return self._not_yet(f"With {size:,} numbers a rank, it failed:\n\n{error}\n")
+                return self._not_yet(f"With {_numbers(size)} a rank, it failed:\n\n{error}\n")
             if all(result is None or result is ... for result in ledger.results):
                 return self._open(f"`{name}` returns nothing", self.task)
             wrong = _wrong(ledger, expected, size)
@@ -77,6 +77,10 @@ class Exercise(Hints):
         return Verdict(True, f"Solved. {tried}\n{score}")
 
 
+def _numbers(size: int) -> str:
+    return f"{size:,} number{'s' * (size != 1)}"
+
+
 def _on_rank(function, inputs):
     """Call the function on this rank with its own arguments."""
     import torch.distributed as dist
@@ -95,7 +99,7 @@ def _wrong(ledger, expected: list, size: int) -> str:
     if not wrong:
         return ""
     first, *others = wrong
-    text = f"With {size:,} numbers a rank, rank {first} differs first:\n  {texts[first]}."
+    text = f"With {_numbers(size)} a rank, rank {first} differs first:\n  {texts[first]}."
     if others:
         text += f"\n{list_of(others).capitalize()} differ{'s' * (len(others) == 1)} too."
     right = [rank for rank in ranks if not texts[rank]]

@@ -116,12 +116,25 @@ def shares(world, shape: GPTShape, batch) -> str:
     return "\n".join(lines)
 
 
+HOST_ROWS = ("device", "link, down", "host", "link, up")  # the rows of `offloaded`, in order
+
+
 def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
-    """Predict a step on an H100 whose plain SGD is its host's; print computation and step."""
-    step = offloaded_step(shape, rows, speeds, host_speeds("H100"))
+    """Predict a step on an H100 whose plain SGD is its host's; print computation and step.
+
+    Its ranks are `HOST_ROWS`: what works, and not who. A row begins when its bytes begin to move.
+    """
+    host = host_speeds("H100")
+    step = offloaded_step(shape, rows, speeds, host)
     computing = sum(row.seconds for row in step.where(lane="compute"))
     print(f"computation {1e3 * computing:.1f} ms, step {1e3 * step.makespan:.1f} ms")
-    return step
+    who, kept = {"to_host": 1, "step": 2, "to_device": 3}, []
+    for row in step:
+        if row.lane == "comm":
+            needs = (host.working if row.op == "step" else host.moving)(row.bytes)
+            row = replace(row, rank=who[row.op], start=row.end - needs, arrived=row.end - needs)
+        kept.append(replace(row, lane="compute") if row.op == "step" else row)
+    return Ledger(kept, source=step.source, meta=step.meta)
 
 
 def replayed(ledger: Ledger) -> Replay:

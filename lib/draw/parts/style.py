@@ -60,6 +60,8 @@ _SAME = {
     "optimizer": "step",
     "send": "message",
     "recv": "message",
+    "to_host": "message",
+    "to_device": "message",
     "scatter": "broadcast",
     "gather": "all_gather",
     "reduce": "all_reduce",

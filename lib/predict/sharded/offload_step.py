@@ -9,7 +9,7 @@ those of a unit while the one before it computes (Cui et al. 2016, "GeePS", Euro
 from lib.ledger import Ledger, Row
 from lib.predict import step
 from lib.predict.arguments import whole
-from lib.predict.provenance import of_prediction
+from lib.predict.provenance import link_of, of_prediction
 from lib.predict.shape import GPTShape, ModelShape
 from lib.predict.sharded.offload import STEP_BYTES, HostSpeeds, chunks, resident_units
 
@@ -56,7 +56,7 @@ def offloaded_step(
             done = run.launch("step", nbytes, after, since=after if delayed else None)
             landed += [run.launch("to_device", numels[name] * itemsize, done) for name in inside]
         run.wait("to_device", max(landed, default=0.0))
-    return Ledger(run.rows, source="predicted", meta=of_prediction(speeds))
+    return Ledger(run.rows, source="predicted", meta=_provenance(speeds, host))
 
 
 def cached_step(
@@ -104,7 +104,16 @@ def cached_step(
             stay = [name for name in inside for n in resident if name in units[n]]
             landed += [run.launch("to_device", nbytes[name], done) for name in stay]
         run.wait("to_device", max(landed, default=0.0))
-    return Ledger(run.rows, source="predicted", meta=of_prediction(speeds))
+    return Ledger(run.rows, source="predicted", meta=_provenance(speeds, host))
+
+
+def _provenance(speeds, host: HostSpeeds) -> dict:
+    """Return the `meta` of a prediction whose copies take the link to the host."""
+    told = of_prediction(speeds)
+    if not told or not host.link:
+        return {}
+    device = {name: told["speeds"][name] for name in ("gpu", "dtype") if name in told["speeds"]}
+    return {"speeds": device | link_of(host.link, host.alpha, host.bandwidth)}
 
 
 class _Lanes:
