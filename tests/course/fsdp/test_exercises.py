@@ -11,7 +11,11 @@ from torch.distributed import fsdp as pytorch
 from torch.nn.functional import pad
 
 from lib.course.fsdp import exercises as chapter
+from lib.course.fsdp import lessons
 from lib.course.fsdp.cover import IMAGE, without_and_with
+from lib.predict.larger import Larger
+from lib.predict.sharded.fsdp_step import fsdp_step, hidden
+from lib.ranks.slow_motion import SlowMotion
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 
 ROOT = Path(__file__).parents[3]
@@ -212,8 +216,10 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()
     assert [word for word in late if word in ("True", "False")] == ["False", "True", "True", "True"]
-    meta = re.findall(r"peak ([\d.]+) ×", shown(notebook, "lessons.built_on_meta"))
-    assert meta == ["1.24", "0.36"]
+    assert "meta: 1.24 and 0.36 × the model" in shown(notebook, "lessons.built_on_meta")
+    held = re.search(r"scattered: ([\d,]+) .* block with ([\d,]+)", shown(notebook, "replayed"))
+    free, largest = (int(n.replace(",", "")) / 1e6 for n in held.groups())
+    assert f"{largest:.2f} MB of {free:.2f} MB free are one block" in prose(notebook)
     mixed = shown(notebook, "torch.bfloat16")
     assert re.search(r"all_gather +12 +271,104\n.* reduce_scatter +6 +271,104", mixed)
     gains = re.findall(r"(\d+)%   18%", shown(notebook, "published.table"))
@@ -225,6 +231,21 @@ def test_the_peaks_in_the_text_are_those_of_the_recorded_steps(notebook):
     peaks = [int(n.replace(",", "")) / 1e6 for n in re.findall(r"peak ([\d,]+) bytes", kept)]
     assert kept.count("True") == 4 and peaks == sorted(peaks, reverse=True) and len(peaks) == 4
     assert f"falls from {peaks[0]:.2f} MB to {peaks[3]:.2f} MB" in prose(notebook)
+
+
+def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
+    """`fully_shard(model)` alone gathers once; a gather is hidden by a product and its ReLU."""
+    rows = lessons.ROWS
+    stands = Larger(lessons.SMALL, lessons.LARGE, batch=(lessons.FEW, rows), shared_by=(4,))
+    speeds = SlowMotion("H100", link="NVLink4", factor=300, stands_for=stands)
+    root = fsdp_step(lessons.LARGE, [rows] * 4, speeds, blocks=[8], resharded=False)
+    assert f"gathers once ({1e3 * root.makespan:.2f} ms)" in prose(notebook)
+    exposed = {n: 1 - hidden(fsdp_step(lessons.LARGE, [n] * 4, speeds), speeds)
+               for n in (2600, 2800, 3600)}  # fmt: skip
+    assert exposed[2800] == pytest.approx(exposed[3600]) == pytest.approx(2 / 16)
+    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 rows a rank" in prose(notebook)
+    spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
+    assert spans[0] == spans[3] < spans[4] and "from 5 on it delays" in prose(notebook)
 
 
 def test_no_answer_is_printed_before_its_reveal(notebook):
