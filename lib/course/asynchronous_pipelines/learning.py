@@ -17,7 +17,6 @@ from lib.predict.pipeline.versions import weight_versions
 from lib.single.models import MLP
 from lib.single.train import mean_squares
 
-
 # The schedules after which the pipe is empty at each update. Their rule for versions is "flush".
 _SYNCHRONOUS = {"1F1B": schedules.one_f_one_b, "ZB-H2": schedules.zb_h2}
 
@@ -53,10 +52,11 @@ def _one_thread():
 def _trained(schedule, rule: str, every: int, runs: list[tuple]) -> dict:
     """Train all runs, (rate, seed) each, side by side; return the losses of each.
 
-    A seed draws the data and the initial weights. Every version of every stage's weights is kept, [runs, ...] each. Microbatch after microbatch, a
-    stage computes forward with the version that the rule names for it. Before the backward these
-    weights become those that the rule names for the backward; only with "latest" are they others.
-    The gradient is applied to the newest version, by plain SGD.
+    A seed draws the data and the initial weights. Every version of every stage's weights is kept,
+    [runs, ...] each. Microbatch after microbatch, a stage computes forward with the version that
+    the rule names for it. Before the backward these weights become those that the rule names for
+    the backward; only with "latest" are they others. The gradient is applied to the newest version,
+    by plain SGD.
     """
     pairs = [regression(seed, schedule.microbatches) for _, seed in runs]
     inputs, targets = (torch.stack(column, 1) for column in zip(*pairs))  # [N, runs, b, ...]
@@ -169,8 +169,8 @@ def until(losses: dict, rule: str, every: int, goal: float) -> tuple[float, floa
 def times_until(losses: dict, goal: float) -> str:
     """Write for each rule the time until its loss is below `goal`, and the best rate for it.
 
-    `losses[rule, m]` holds the losses of every run, as `trained` returns them. Where no rate reaches
-    the goal, the table has ">" and the time of all microbatches.
+    `losses[rule, m]` holds the losses of every run, as `trained` returns them. Where no rate
+    reaches the goal, the table has ">" and the time of all microbatches.
     """
     lines = [f"{'rule, m':<16} time  rate"]
     for (rule, every), of in losses.items():
