@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from lib.course.checks.schedules import Goal, Rows
 from lib.course.pipeline import exercises as chapter_6
+from lib.course.tools.run import execute
 from lib.predict.pipeline import schedules as rules
 from lib.predict.pipeline.play import Costs, play
 from lib.ranks.algorithms import exchange
@@ -322,3 +323,18 @@ def test_what_lies_between_the_zero_bubble_schedules_is_an_invention():
 def test_other_texts_are_no_inventions(text, words):
     verdict = chapter_6.invent.check(text)
     assert not verdict.solved and words in verdict.text and "invent.hint()" in verdict.text
+
+
+# --- started alone
+
+
+def test_each_exercise_of_the_main_path_runs_in_a_new_session(tmp_path):
+    notebook = nbformat.read(CHAPTER, as_version=4)
+    (end,) = [n for n, c in enumerate(notebook.cells) if c.source.startswith("## Going further")]
+    alone = [c for c in notebook.cells[:end] if "exercise" in c.metadata.get("tags", [])]
+    assert len(alone) == 3
+    notebook.cells = alone
+    nbformat.write(notebook, tmp_path / "alone.ipynb")
+    for cell in execute(tmp_path / "alone.ipynb").cells:
+        (output,) = cell.outputs
+        assert output.data["text/plain"].startswith(("Not solved yet", "Not yet"))
