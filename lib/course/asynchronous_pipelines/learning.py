@@ -17,6 +17,9 @@ from lib.predict.pipeline.versions import weight_versions
 from lib.single.models import MLP
 from lib.single.train import mean_squares
 
+# The schedules after which the pipe is empty at each update. Their rule for versions is "flush".
+_SYNCHRONOUS = {"1F1B": schedules.one_f_one_b, "ZB-H2": schedules.zb_h2}
+
 
 def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -> list[float]:
     """Train on one device with the weights that a rule gives each microbatch; return the losses."""
@@ -27,10 +30,10 @@ def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -
 def trained(rule: str, every: int, rates, seeds, stages: int = 4, microbatches: int = 96) -> dict:
     """Train on one device for each rate and seed; return {(rate, seed): losses of a stream}.
 
-    `rule` is a rule for versions, or "ZB-H2", a synchronous schedule.
+    `rule` is a rule for versions of a stream, or a synchronous schedule, "1F1B" or "ZB-H2".
     """
     schedule = schedule_of(rule, every, stages, microbatches)
-    rule = "flush" if rule == "ZB-H2" else rule
+    rule = "flush" if rule in _SYNCHRONOUS else rule
     with _one_thread():
         return _trained(schedule, rule, every, [(rate, seed) for rate in rates for seed in seeds])
 
@@ -49,18 +52,19 @@ def _one_thread():
 def _trained(schedule, rule: str, every: int, runs: list[tuple]) -> dict:
     """Train all runs, (rate, seed) each, side by side; return the losses of each.
 
-    Every version of every stage's weights is kept, [runs, ...] each. Microbatch after microbatch, a
-    stage computes forward with the version that the rule names for it. Before the backward these
-    weights become those that the rule names for the backward; only with "latest" are they others.
-    The gradient is applied to the newest version, by plain SGD.
+    A seed draws the data and the initial weights. Every version of every stage's weights is kept,
+    [runs, ...] each. Microbatch after microbatch, a stage computes forward with the version that
+    the rule names for it. Before the backward these weights become those that the rule names for
+    the backward; only with "latest" are they others. The gradient is applied to the newest version,
+    by plain SGD.
     """
     pairs = [regression(seed, schedule.microbatches) for _, seed in runs]
     inputs, targets = (torch.stack(column, 1) for column in zip(*pairs))  # [N, runs, b, ...]
     rates = torch.tensor([rate for rate, _ in runs], dtype=inputs.dtype, device=inputs.device)
-    model, count = MLP(SHAPE).double(), len(runs)
-    stages = [model[slice(*ends)] for ends in cut(model, schedule.stages)]
+    models = [MLP(SHAPE, seed).double() for _, seed in runs]
+    stages = [models[0][slice(*ends)] for ends in cut(models[0], schedule.stages)]
     seen = weight_versions(schedule, rule, every)
-    kept = [[_spread(stage, count)] for stage in stages]  # by stage and version
+    kept = [[_stacked(models, *ends)] for ends in cut(models[0], schedule.stages)]
     sums = [{name: torch.zeros_like(w) for name, w in versions[0].items()} for versions in kept]
     losses = []
     for j, (x, y) in enumerate(zip(inputs, targets)):
@@ -85,10 +89,10 @@ def _trained(schedule, rule: str, every: int, runs: list[tuple]) -> dict:
     return {run: row.tolist() for run, row in zip(runs, torch.stack(losses, 1))}
 
 
-def _spread(stage, count: int) -> dict:
-    """Return `count` copies of a stage's weights, [count, ...] each."""
-    weights = dict(stage.named_parameters()).items()
-    return {name: w.detach().expand(count, *w.shape).clone() for name, w in weights}
+def _stacked(models: list, first: int, last: int) -> dict:
+    """Return the initial weights of one stage of all models by name, [runs, ...] each."""
+    every = [dict(model[first:last].named_parameters()) for model in models]
+    return {name: torch.stack([weights[name].detach() for weights in every]) for name in every[0]}
 
 
 def _side_by_side(stage):
@@ -101,13 +105,14 @@ def _times(rates, gradients):
 
 
 def schedule_of(rule: str, every: int, stages: int, microbatches: int):
-    """Return the schedule that a rule needs: with a flush after `every` microbatches, or none.
+    """Return the schedule that a rule needs: a stream, which is never flushed, or steps.
 
-    "ZB-H2" stands for zero-bubble steps of `every` microbatches, which follow without waiting.
+    "1F1B" and "ZB-H2" stand for steps of `every` microbatches with this schedule. A rank begins its
+    next step as soon as it has ended the last one.
     """
-    if rule in ("flush", "ZB-H2"):
-        make = schedules.zb_h2 if rule == "ZB-H2" else schedules.one_f_one_b
-        return schedules.repeated(make(stages, every), microbatches // every)
+    if rule in _SYNCHRONOUS:
+        step = _SYNCHRONOUS[rule](stages, every)
+        return schedules.repeated(step, microbatches // every)
     return schedules.pipedream(stages, microbatches)
 
 
@@ -164,16 +169,26 @@ def until(losses: dict, rule: str, every: int, goal: float) -> tuple[float, floa
 def times_until(losses: dict, goal: float) -> str:
     """Write for each rule the time until its loss is below `goal`, and the best rate for it.
 
-    `losses[rule, m]` holds the losses of every run, as `trained` returns them.
+    `losses[rule, m]` holds the losses of every run, as `trained` returns them. Where no rate
+    reaches the goal, the table has ">" and the time of all microbatches.
     """
     lines = [f"{'rule, m':<16} time  rate"]
     for (rule, every), of in losses.items():
         time, rate = until(of, rule, every, goal)
-        lines.append(f"{rule:<14}{every:<2}{time:5g}  {rate if time < inf else '-'}")
+        whole = units(rule, every, len(next(iter(of.values()))))
+        words = f"{time:g}" if time < inf else f">{whole:g}"
+        lines.append(f"{rule:<14}{every:<2}{words:>5}  {rate if time < inf else '-'}")
     return "\n".join(lines)
 
 
-def by_time_and_rule(losses: dict, rate: float) -> dict:
-    """Return `by_time` of each rule at one rate, under the names of a picture's lines."""
-    named = losses.items()
-    return {f"{rule}, {every}": by_time(of, rule, every, rate) for (rule, every), of in named}
+def by_time_and_rule(losses: dict, rate: float, ways: list[tuple], end: float) -> dict:
+    """Return `by_time` up to the time `end` at one rate, under the names of a picture's lines.
+
+    `ways` are the keys of `losses`, (rule, m) each, that the picture shows.
+    """
+    lines = {}
+    for rule, every in ways:
+        times, middles = by_time(losses[rule, every], rule, every, rate)
+        count = sum(time <= end for time in times)
+        lines[f"{rule}, {every}"] = times[:count], middles[:count]
+    return lines

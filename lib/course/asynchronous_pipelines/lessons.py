@@ -12,6 +12,7 @@ from lib.ledger import Ledger
 from lib.parallel.pipeline import PipeDream
 from lib.predict.larger import Larger
 from lib.predict.pipeline import schedules
+from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.cuts import Layer
 from lib.predict.shape import GPTShape, MLPShape
 from lib.ranks.slow_motion import SlowMotion
@@ -28,7 +29,8 @@ EIGHT = [
 SMALL = GPTShape(layers=6, width=32, heads=2, sequence=16)
 FOUR_HEADS = GPTShape(layers=6, width=32, heads=4, sequence=16)  # shared by up to four ranks
 # The rows of two runs on four ranks, one above the other: with flushes and without.
-ROWS = [f"{way} {rank}" for way in ("flush", "stream") for rank in range(4)]
+ROWS = [f"{way} {rank}" for way in ("1F1B", "stream") for rank in range(4)]
+TWO_RUNS = {"rows": ROWS, "caption": "Messages and updates have 8 bytes a number, as in float64."}
 LARGE = GPTShape(layers=6, width=128, heads=4, sequence=64)
 
 
@@ -43,6 +45,22 @@ def regression(seed: int, microbatches: int, examples: int = 8):
     truth, x = torch.randn(6, 3, **draw), torch.randn(microbatches, examples, 6, **draw)
     device, truth = torch.get_default_device(), truth / truth.norm(dim=0)
     return x.to(device), (x @ truth).to(device)
+
+
+def deep_stream(stages: int, microbatches: int) -> Schedule:
+    """Return a stream with as many microbatches in the pipe as ZB-H2 has on stage 0: 2p - 1.
+
+    Stage s does 2 (p - 1 - s) forwards before its first pair of a forward and a backward, which is
+    twice as many as in `schedules.pipedream`.
+    """
+    rows = []
+    for stage in range(stages):
+        ahead = min(2 * (stages - 1 - stage), microbatches)
+        row = [f"{stage}F{j}" for j in range(ahead)]
+        for j in range(microbatches):
+            row += [f"{stage}F{j + ahead}"] * (j + ahead < microbatches) + [f"{stage}B{j}"]
+        rows.append(row)
+    return Schedule(rows, "stream, deeper")
 
 
 def above_one_another(first: Ledger, second: Ledger) -> Ledger:

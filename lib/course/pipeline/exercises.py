@@ -154,34 +154,37 @@ repair = Exercise(
 
 @dataclass
 class Invent(Hints):
-    """Scores any legal schedule beside the known ones, on the same ranks at the same costs."""
+    """Asks for a schedule with one stage on each rank that lies between ZB-H1 and ZB-H2."""
 
     task: str = ""
-    costs: Costs = Costs(2, 2, 1)  # those of a rank, which its stages share
+    costs: Costs = Costs(2, 2, 1)  # those of a rank, which has one stage
 
     def check(self, text: str, costs: Costs | None = None) -> Verdict:
-        """Simulate the schedule; it solves the exercise if neither ZB-H1 nor ZB-H2 is as good."""
+        """Simulate the schedule; it must be faster than ZB-H1 and keep less than ZB-H2."""
         if not text.strip():
             return self._open("there is no text yet", self.task)
         own, costs = read(text), costs or self.costs
         if isinstance(own, str):
             return self._not_yet(own)
-        ranks, many = own.ranks, own.microbatches
-        if len(set(map(own.placement.count, range(ranks)))) > 1:
-            return self._not_yet("Give every rank the same number of stages.")
-        known = [
-            rule(ranks, many) for rule in (schedules.one_f_one_b, schedules.zb_h1, schedules.zb_h2)
-        ]
-        known.append(schedules.zb_v(2 * ranks, many))
+        if own.stages != own.ranks:
+            have = f"Your schedule has {own.stages} stages on {own.ranks} ranks"
+            return self._not_yet(f"{have}; the task has one stage on each rank.")
+        rules = schedules.one_f_one_b, schedules.zb_h1, schedules.zb_h2
+        known = [rule(own.ranks, own.microbatches) for rule in rules]
         scores = table(*known, own, costs=costs)
         if same := [other.name for other in known if other == own]:
             return self._not_yet(f"This is {same[0]}, action for action. Change it.\n{scores}")
-        reached = score(own, costs)
-        for other in (score(schedule, costs) for schedule in known[1:3]):
-            if reached.makespan >= other.makespan and max(reached.alive) >= max(other.alive):
-                why = f"Your schedule is legal, but {other.name} is as fast and keeps no more."
-                return self._not_yet(f"{why}\n{scores}")
-        return Verdict(True, f"Solved. Neither ZB-H1 nor ZB-H2 is as good as yours.\n{scores}")
+        reached, _, fast, full = (score(schedule, costs) for schedule in (own, *known))
+        if reached.makespan >= fast.makespan:
+            why = f"it takes {reached.makespan:g}, and must be faster than {fast.name}'s"
+            return self._not_yet(f"Your schedule is legal, but {why} {fast.makespan:g}.\n{scores}")
+        if max(reached.alive) >= max(full.alive):
+            why = f"a rank keeps {max(reached.alive):g} microbatches, and must keep fewer than"
+            most = f"{max(full.alive):g}, as many as {full.name} keeps"
+            return self._not_yet(f"Your schedule is legal, but {why} {most}.\n{scores}")
+        return Verdict(
+            True, f"Solved. It is faster than ZB-H1 and keeps less than ZB-H2.\n{scores}"
+        )
 
 
 invent = Invent(

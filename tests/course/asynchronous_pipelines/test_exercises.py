@@ -9,6 +9,7 @@ from lib.course.asynchronous_pipelines import learning, lessons
 from lib.parallel.pipeline import PipeDream
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.cuts import Partition
+from lib.predict.pipeline.play import play
 from lib.single.models import MLP
 from lib.single.train import mean_squares
 from tests.every import every
@@ -161,8 +162,8 @@ def test_the_plan_of_the_chapter_is_at_par():
 
 
 def on_ranks(rule, m, rate, seed):
-    schedule = learning.schedule_of(rule, m, 4, 12)
-    pipe = PipeDream(MLP(lessons.SHAPE).double(), schedule,
+    schedule = learning.schedule_of("1F1B" if rule == "flush" else rule, m, 4, 12)
+    pipe = PipeDream(MLP(lessons.SHAPE, seed).double(), schedule,
                      lambda weights: torch.optim.SGD(weights, rate), rule=rule, every=m,
                      loss=mean_squares)  # fmt: skip
     return pipe.run(*lessons.regression(seed, 12))
@@ -174,10 +175,11 @@ RULES = [("stashing", 1), ("vertical sync", 1), ("2BW", 4), ("latest", 1), ("flu
 @pytest.mark.parametrize(("rule", "m"), RULES)
 def test_the_reference_on_one_device_is_the_stream_on_ranks(world, rule, m):
     losses = world.run(on_ranks, rule, m, 0.05, 1)[0]
-    together = learning.trained(rule, m, (0.02, 0.05), (0, 1), microbatches=12)
+    way = "1F1B" if rule == "flush" else rule
+    together = learning.trained(way, m, (0.02, 0.05), (0, 1), microbatches=12)
     assert list(together) == [(0.02, 0), (0.02, 1), (0.05, 0), (0.05, 1)]
     assert losses == pytest.approx(together[0.05, 1], rel=1e-9)
-    schedule = learning.schedule_of(rule, m, 4, 12)
+    schedule = learning.schedule_of(way, m, 4, 12)
     assert losses == pytest.approx(learning.on_one_device(schedule, rule, m, 0.05, 1), rel=1e-9)
 
 
@@ -190,14 +192,14 @@ def test_with_a_flush_after_each_microbatch_the_reference_is_plain_training():
         loss.backward()
         optimizer.step()
         plain.append(loss.item())
-    flushed = learning.schedule_of("flush", 1, 4, 12)
+    flushed = learning.schedule_of("1F1B", 1, 4, 12)
     losses = learning.on_one_device(flushed, "flush", 1, 0.05)
     assert losses == pytest.approx(plain, rel=1e-12)
 
 
 def test_zero_bubble_steps_learn_what_flushes_learn():
     by_rule = [learning.trained(rule, 8, (0.05,), (0,), microbatches=24)
-               for rule in ("flush", "ZB-H2")]  # fmt: skip
+               for rule in ("1F1B", "ZB-H2")]  # fmt: skip
     assert by_rule[0][0.05, 0] == by_rule[1][0.05, 0]
 
 
@@ -224,9 +226,32 @@ def test_losses_are_summed_up():
 def test_the_time_until_a_loss_is_simulated():
     losses = {(0.1, 0): [9.0] * 8 + [1.0] * 8, (0.2, 0): [0.4] * 16}
     assert learning.until(losses, "stashing", 1, 0.5) == (3 * 8 + 9, 0.2)
-    assert learning.until(losses, "flush", 1, 0.5) == (12 * 8, 0.2)
-    assert learning.until(losses, "flush", 1, 0.1)[0] == float("inf")
-    assert learning.by_time(losses, "flush", 8, 0.1) == ([33.0, 66.0], [9.0, 1.0])
+    assert learning.until(losses, "1F1B", 1, 0.5) == (12 * 8, 0.2)
+    assert learning.until(losses, "1F1B", 1, 0.1)[0] == float("inf")
+    assert learning.by_time(losses, "1F1B", 8, 0.1) == ([33.0, 66.0], [9.0, 1.0])
+    by_rule = {("1F1B", 8): losses, ("stashing", 1): losses}
+    reached = "rule, m          time  rate\n1F1B          8    33  0.2\nstashing      1    33  0.2"
+    assert learning.times_until(by_rule, 0.5) == reached
+    never = "rule, m          time  rate\n1F1B          8   >66  -\nstashing      1   >57  -"
+    assert learning.times_until(by_rule, 0.1) == never  # both need longer than all microbatches
+    lines = learning.by_time_and_rule(by_rule, 0.1, [("1F1B", 8)], end=50)
+    assert lines == {"1F1B, 8": ([33.0], [9.0])}
+
+
+def test_a_seed_draws_the_initial_weights_too():
+    first = learning.trained("stashing", 1, (0.05,), (0, 1), microbatches=1)
+    for seed in (0, 1):
+        x, y = (column[0] for column in lessons.regression(seed, 1))
+        loss = mean_squares(MLP(lessons.SHAPE, seed).double()(x), y).item()
+        assert first[0.05, seed] == pytest.approx([loss], rel=1e-12)
+
+
+def test_the_deeper_stream_has_as_many_microbatches_in_the_pipe_as_zb_h2():
+    for stages, many in ((4, 32), (2, 8), (3, 2)):
+        deep = lessons.deep_stream(stages, many)
+        assert (deep.stages, deep.microbatches) == (stages, many)
+        most = play(deep).peak_microbatches
+        assert list(most) == [min(2 * (stages - 1 - s) + 1, many) for s in range(stages)]
 
 
 def test_recordings_stand_above_one_another(world):
