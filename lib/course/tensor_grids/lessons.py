@@ -1,4 +1,4 @@
-"""What the cells of chapter 5 call: a GPT on one device and on a grid, tables, DTensor's product."""
+"""What the cells of chapter 5 call: a GPT on one device and on a grid, and tables."""
 
 import torch
 import torch.distributed as dist
