@@ -27,6 +27,7 @@ OTHER = {
     ("03-fsdp", "lib00001"): "what attention keeps depends on the device",
     ("03-fsdp", "resh0001"): "what attention keeps depends on the device",
     ("03-fsdp", "wall0001"): CLOCK,
+    ("05-tensor-grids", "grid0003"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "bcac3b14"): "on NCCL the messages that block are told before they do",

@@ -14,7 +14,7 @@ from lib.predict.tensor.tiles import Product, Tile
 _MOST = 8  # ranks that a picture can tell apart by colour
 _GRIDS = {
     "2d": "SUMMA goes through K piece by piece: two broadcasts bring each rank the tiles that it "
-    "multiplies next, so no rank ever holds a whole row of A or a whole column of B.",
+    "multiplies next, so beside its own it never holds more than one tile of A and one of B.",
     "2.5d": "Each layer of the grid has its own rows of A and a copy of B, and does SUMMA alone.",
     "3d": "Each matrix moves once, along an axis of its own: A and B are gathered, and the parts "
     "of C are added.",

@@ -32,6 +32,7 @@ class Exercise(Hints):
     sizes: tuple[int, ...] = (8,)
     par: Callable | None = None
     model: Callable | None = None
+    words: str = ""  # what a size is, such as "K = {} on each rank"; else a number of numbers
     at_par: bool = False  # True where too many bytes or rounds do not count as solved
 
     def check(self, attempt: Callable, world) -> Verdict:
@@ -43,13 +44,16 @@ class Exercise(Hints):
             try:
                 ledger = world.record(_on_rank, attempt, inputs)
             except RankError as error:
-                return self._not_yet(f"With {_numbers(size)} a rank, it failed:\n\n{error}\n")
+                return self._not_yet(f"With {self._said(size)}, it failed:\n\n{error}\n")
             if all(result is None or result is ... for result in ledger.results):
                 return self._open(f"`{name}` returns nothing", self.task)
-            wrong = _wrong(ledger, expected, size)
+            wrong = _wrong(ledger, expected, self._said(size))
             if wrong:
                 return self._not_yet(wrong)
         return self._scored(ledger, world, inputs)
+
+    def _said(self, size: int) -> str:
+        return self.words.format(size) or f"{size:,} number{'s' * (size != 1)} a rank"
 
     def _scored(self, ledger, world, inputs) -> Verdict:
         """Return the verdict on a right attempt, with its traffic for the last size beside par."""
@@ -77,10 +81,6 @@ class Exercise(Hints):
         return Verdict(True, f"Solved. {tried}\n{score}")
 
 
-def _numbers(size: int) -> str:
-    return f"{size:,} number{'s' * (size != 1)}"
-
-
 def _on_rank(function, inputs):
     """Call the function on this rank with its own arguments."""
     import torch.distributed as dist
@@ -88,7 +88,7 @@ def _on_rank(function, inputs):
     return function(*inputs[dist.get_rank()])
 
 
-def _wrong(ledger, expected: list, size: int) -> str:
+def _wrong(ledger, expected: list, said: str) -> str:
     """Return which rank first differs and how, which others differ, and what that rank launched.
 
     The text is empty where all ranks are right.
@@ -99,7 +99,7 @@ def _wrong(ledger, expected: list, size: int) -> str:
     if not wrong:
         return ""
     first, *others = wrong
-    text = f"With {_numbers(size)} a rank, rank {first} differs first:\n  {texts[first]}."
+    text = f"With {said}, rank {first} differs first:\n  {texts[first]}."
     if others:
         text += f"\n{list_of(others).capitalize()} differ{'s' * (len(others) == 1)} too."
     right = [rank for rank in ranks if not texts[rank]]

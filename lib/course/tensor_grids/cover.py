@@ -1,0 +1,11 @@
+"""The cover of chapter 5: SUMMA on four ranks, after its first two broadcasts."""
+
+from lib.draw import shards
+
+IMAGE = "grids.png"
+STEP = 2  # both broadcasts of the first step have arrived
+
+
+def write(path) -> None:
+    """Write the picture."""
+    shards("2d", step=STEP).save(path)

@@ -1,0 +1,147 @@
+"""What the cells of chapter 5 call: a GPT on one device and on a grid, and tables."""
+
+import torch
+import torch.distributed as dist
+
+from lib.ledger import Ledger
+from lib.parallel.grid import full_gradients, grid_cross_entropy, grid_parallel
+from lib.predict.collectives.exchange import sent_bytes as sent_bytes_of
+from lib.predict.collectives.formulas import collective
+from lib.predict.shape import GPTShape
+from lib.predict.tensor import memory as one_dimension
+from lib.predict.tensor.grid_costs import GridCosts, published, published_1d, recounted
+from lib.predict.tensor.grid_memory import activations, weights
+from lib.predict.tensor.grid_traffic import gpt_moves, sent_bytes
+from lib.predict.tensor.grids import RankGrid
+from lib.predict.tensor.shapes import parameters_of_a_rank
+from lib.predict.tensor.traffic import of_step
+from lib.predict.tensor.where_each_wins import where_each_wins
+from lib.ranks.memory import Memory
+from lib.ranks.mesh import mesh
+from lib.single import GPT, next_token_loss
+
+SHAPE = GPTShape(vocabulary=64, sequence=8, width=32, heads=4, layers=2, hidden=64)
+SAMPLES = 8
+LARGE_WIDTHS, MANY_RANKS = (4096, 8192, 16384, 32768), (4, 8, 16, 64, 512)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw 8 samples: tokens and targets, [B, S] each, equal on every rank."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    tokens = torch.randint(64, (SAMPLES, SHAPE.sequence + 1), generator=draw, device="cpu")
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def on_one_device() -> tuple[float, dict]:
+    """Return the loss of the plain GPT, and its gradients by name."""
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(SHAPE).double(), batch()
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def on_grid(grid: RankGrid) -> tuple[float, dict, int, int]:
+    """Run the same GPT on a grid, on every rank.
+
+    Returns the loss, the whole gradients, the weights that this rank has, and the bytes that
+    autograd keeps here after forward, without the loss.
+    """
+    torch.manual_seed(0)
+    here, model = mesh(**grid.axes), GPT(SHAPE).double()
+    grid_parallel(model, here, grid.kind)
+    tokens, targets = (t.to(next(model.parameters()).device) for t in batch())
+    dist.barrier()
+    with Memory(model) as memory:
+        logits = model(tokens)
+        kept = memory.now["activations"]
+        loss = grid_cross_entropy(logits, targets, here, grid.kind)
+        loss.backward()
+    dist.barrier()
+    own = sum(p.numel() for p in model.parameters())
+    return loss.item(), full_gradients(model), own, kept
+
+
+def sent_by_rank_0(ledger: Ledger) -> float:
+    """Return the bytes that rank 0 sent between its last two barriers, if all are rings."""
+    rows = ledger.where(rank=0, lane="comm")
+    begin, end = sorted(rows.where(op="barrier").column("end"))[-2:]
+    inside = [row for row in rows if begin <= row.start and row.end <= end and row.bytes]
+    return sum(collective(row.op, len(row.members), row.bytes).bytes for row in inside)
+
+
+def compared(runs: dict[RankGrid, Ledger]) -> str:
+    """Write for each grid what a rank has and sends, recorded, and whether that was predicted.
+
+    The first line is 1D on four ranks, predicted.
+    """
+    loss, gradients = on_one_device()
+    lines = ["               equal  weights  activations     sent  predicted"]
+    own = sum(p.numel for p in parameters_of_a_rank(SHAPE, 4))
+    kept = one_dimension.activations(SHAPE, 4, SAMPLES, itemsize=8)
+    sent = sent_bytes_of(of_step(SHAPE, 4, SAMPLES, itemsize=8))
+    lines.append(f"{'1D, 4 ranks':<20}{own:>9,}{kept:>13,}{sent:>9,.0f}")
+    for grid, run in runs.items():
+        found, whole, own, kept = run.results[0]
+        close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023
+        equal = abs(found - loss) < 1e-12 and all(map(close, gradients))
+        sent = sent_by_rank_0(run)
+        predicted = own == weights(SHAPE, grid)
+        predicted &= kept == activations(SHAPE, grid, SAMPLES, itemsize=8)
+        moves = gpt_moves(SHAPE, grid, SAMPLES, itemsize=8, diagonal=True).all
+        predicted &= round(sent) == round(sent_bytes(moves))
+        lines.append(f"{grid!s:<15}{equal!s:<5}{own:>9,}{kept:>13,}{sent:>9,.0f}  {predicted}")
+    return "\n".join(lines)
+
+
+def costs() -> str:
+    """Write the published costs of a layer for four arrangements of 64 ranks, and our count."""
+    grids = [RankGrid("2d", 8), RankGrid("2.5d", 4, 4), RankGrid("3d", 4)]
+    lines = ["64 ranks      weights  activations  sent  rounds  sent, counted"]
+    rows: list[tuple[str, GridCosts, float]] = [
+        ("1D", published_1d(64), published_1d(64).bandwidth)
+    ]
+    rows += [(str(g), published(g), recounted(g, pieces=True, depth=True).bandwidth) for g in grids]
+    for name, row, counted in rows:
+        lines.append(
+            f"{name:<14}{row.parameters:>7.3f}{row.activations:>13.3f}{row.bandwidth:>6.2f}"
+            f"{row.latency:>8}{counted:>15.2f}"
+        )
+    return "\n".join(lines)
+
+
+def winners(speeds) -> str:
+    """Write which split of a layer is predicted to be the fastest, by ranks and width."""
+    best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds)
+    lines = ["width " + "".join(f"{width:>15,}" for width in LARGE_WIDTHS)]
+    for ranks in MANY_RANKS:
+        names = (best[ranks, width].name for width in LARGE_WIDTHS)
+        lines.append(f"{ranks:<6}" + "".join(f"{name:>15}" for name in names))
+    return "\n".join(lines)
+
+
+def products_of_dtensor(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Multiply two DTensors in tiles on a square, on every rank; return whether x·w is right."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    square = mesh(row=2, column=2).torch()
+    a, b = (distribute_tensor(full, square, [Shard(0), Shard(1)]) for full in (x, w))
+    dist.barrier()
+    y = a @ b
+    dist.barrier()
+    return torch.allclose(y.full_tensor(), x @ w)
+
+
+def between_barriers(ledger: Ledger) -> str:
+    """List rank 0's collectives between its last two barriers: axis, name, count, bytes sent."""
+    rows = ledger.where(rank=0, lane="comm")
+    begin, end = sorted(rows.where(op="barrier").column("end"))[-2:]
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if begin <= row.start and row.end <= end and row.bytes:
+            sent = collective(row.op, len(row.members), row.bytes).bytes
+            found.setdefault((row.group, row.op), []).append(sent)
+    lines = [f"{'axis':<9}{'collective':<12}{'count':>5}{'sent':>8}"]
+    for (axis, op), sent in found.items():
+        lines.append(f"{axis:<9}{op:<12}{len(sent):>5}{sum(sent):>8,.0f}")
+    return "\n".join(lines)

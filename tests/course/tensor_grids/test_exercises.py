@@ -1,0 +1,179 @@
+"""Chapter 5's checkers, from the start state over typical mistakes to the solution, on ranks."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.course.tensor_grids import exercises as chapter
+from lib.course.tensor_grids import lessons
+from lib.predict.roofline import speeds
+from lib.predict.tensor.grid_costs import published, recounted
+from lib.predict.tensor.grids import RankGrid
+from lib.predict.tensor.summa_step import summa_step
+from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
+from tests.course.stored_chapter import main_path, shown, stored_chapter
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("05-tensor-grids")
+
+
+# --- predict
+
+
+def test_the_predicted_bytes_are_those_of_a_closed_form():
+    x, w, y = 16_384 * 12_288, 12_288 * 49_152, 16_384 * 49_152
+    right = {"square": 4 * (x + w) / 16 * 2 / 1e6, "cube": 3 * (x + w + y) / 64 * 2 / 1e6}
+    assert chapter.predict.check(**right).solved
+    assert chapter.predict.answers == pytest.approx(right, rel=1e-3)
+    assert not chapter.predict.check(**right | {"cube": 4 * right["cube"] / 3}).solved
+    assert chapter.predict.check().text.startswith("Not solved yet")
+
+
+# --- write
+
+
+def unbegun(dy, w, row, column): ...
+
+
+def backward(dy, w, row, column):
+    for step in range(row.size):
+        panel = w.clone() if row.rank == step else torch.empty_like(w)
+        dist.broadcast(panel, group=row.group, group_src=step)
+        part = dy @ panel.T
+        dist.reduce(part, group=column.group, group_dst=step)
+        if column.rank == step:
+            dx = part
+    return dx
+
+
+def with_all_reduce(dy, w, row, column):
+    """Sum every part on all ranks of the row, where one needs it."""
+    for step in range(row.size):
+        panel = w.clone() if row.rank == step else torch.empty_like(w)
+        dist.broadcast(panel, group=row.group, group_src=step)
+        part = dy @ panel.T
+        dist.all_reduce(part, group=column.group)
+        if column.rank == step:
+            dx = part
+    return dx
+
+
+def unsummed(dy, w, row, column):
+    """Keep this rank's part of the sum."""
+    for step in range(row.size):
+        panel = w.clone() if row.rank == step else torch.empty_like(w)
+        dist.broadcast(panel, group=row.group, group_src=step)
+        if column.rank == step:
+            dx = dy @ panel.T
+    return dx
+
+
+def test_the_backward_loop(world):
+    assert chapter.write.check(unbegun, world).text.startswith("Not solved yet")
+    solved = chapter.write.check(backward, world)
+    assert solved.text == "Solved with 2 broadcasts and 2 reduces."
+    more = chapter.write.check(with_all_reduce, world)
+    assert not more.solved and "The tiles are right, but rank 0 launched" in more.text
+    wrong = chapter.write.check(unsummed, world)
+    assert not wrong.solved and "With K = 1 on each rank, rank 0 differs first" in wrong.text
+
+
+# --- repair
+
+
+def summa(a, b, row, column, over=None):
+    y = a.new_zeros(a.shape[0], b.shape[1])
+    for step in range(row.size):
+        a_panel = a.clone() if column.rank == step else torch.zeros_like(a)
+        b_panel = b.clone() if row.rank == step else torch.zeros_like(b)
+        dist.broadcast(a_panel, group=column.group, group_src=step)
+        dist.broadcast(b_panel, group=(over or row).group, group_src=step)
+        y += a_panel @ b_panel
+    return y
+
+
+def along_the_wrong_axis(a, b, row, column):
+    return summa(a, b, row, column, over=column)
+
+
+def test_a_tile_along_the_wrong_axis(world):
+    start = chapter.repair.check(along_the_wrong_axis, world)
+    assert not start.solved and "differs first" in start.text
+    assert chapter.repair.check(summa, world).solved
+    assert not chapter.repair.check(lambda a, b, row, column: a @ b, world).solved
+
+
+# --- what the text says
+
+
+def prose(notebook) -> str:
+    return " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def test_the_main_path_is_short(notebook):
+    cells, words = main_path(notebook)
+    assert cells <= 45 and words <= 3000
+
+
+def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
+    line, text = shown(notebook, "line.reveal"), prose(notebook)
+    assert "It is 1.13 times." in line and "sends 13 % more" in text
+    kept = [float(n) for n in re.findall(r"keeps ([\d.]+) GB", line)]
+    assert kept == [26.7, 21.2, 20.0] and kept[2] / kept[0] == pytest.approx(0.75, abs=0.01)
+    assert pytest.approx(19.3e9, rel=2e-3) == 96 * 4 * 2048 * 12_288 * 2
+    gathers, broadcasts = shown(notebook, "gather_both"), shown(notebook, "def summa")
+    assert re.search(r"column +all_gather +1 +192\nrow +all_gather +1 +384", gathers)
+    assert re.search(r"column +broadcast +2 +384\nrow +broadcast +2 +768", broadcasts)
+    grids = shown(notebook, "deep.reveal").splitlines()[-4:]
+    assert all(line.split()[-1] == "True" and "True" in line.split()[2:4] for line in grids[1:])
+    number = lambda line, n: int(re.findall(r"[\d,]{5,}", line)[n].replace(",", ""))
+    line, square, stack, cube = grids
+    assert number(square, 1) < number(line, 1) / 2 and number(square, 2) > 2 * number(line, 2)
+    assert number(stack, 0) == number(square, 0) and 2 * number(stack, 1) == number(square, 1)
+    assert number(cube, 2) < 0.52 * number(stack, 2)
+    ours = shown(notebook, "products_of_dtensor")
+    assert "[True, True, True, True]" in ours and ours.split("\n", 1)[1] in gathers
+
+
+def test_the_costs_in_the_text():
+    square = RankGrid("2d", 8)
+    assert published(square).bandwidth == 5.25 and published(square).latency == 42
+    ours = recounted(square, pieces=True)
+    assert ours.bandwidth == 0.75 and ours.latency == 336
+
+
+def test_overlap_hides_half_of_the_waiting_and_on_a_larger_square_more():
+    h100, exposed = speeds("H100", "NVLink4"), {}
+    for side in (2, 4):
+        for overlap in (False, True):
+            step = summa_step(16_384, 12_288, 12_288, side, h100, overlap=overlap, itemsize=2)
+            busy = sum(row.seconds for row in step.where(rank=0, lane="compute"))
+            exposed[side, overlap] = 1e3 * (step.makespan - busy)
+    assert round(exposed[2, True], 1) == 1.0 and round(exposed[2, False], 1) == 2.0
+    assert exposed[4, True] / exposed[4, False] == pytest.approx(0.25, abs=0.01)
+
+
+def test_where_each_wins_as_the_text_says():
+    widths = list(lessons.LARGE_WIDTHS)
+    worst = {}
+    for link in ("NVLink4", "InfiniBand NDR"):
+        hardware = speeds("H100", link)
+        best = where_each_wins([4, 16, 64], widths, hardware)
+        assert all(best[4, width].name == "1D" for width in widths)
+        assert all(best[n, width].name != "1D" for n in (16, 64) for width in widths)
+        lost = []
+        for width in widths:
+            seconds = layer_seconds(8, width, hardware)
+            lost.append(1 - min(seconds.values()) / seconds["1D"])
+        worst[link] = round(100 * max(lost))
+        assert max(lost) == lost[0]  # at width 4,096
+    assert worst == {"NVLink4": 17, "InfiniBand NDR": 35}
