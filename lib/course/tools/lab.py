@@ -60,15 +60,20 @@ def command(extra: list[str], first: str, *, root: bool, display: bool) -> list[
 
 
 def address(lab: subprocess.Popen, patience: float = PATIENCE) -> dict | None:
-    """Return the server's description once it runs (port, token, base_url); None if it ended."""
+    """Return the server's description once it answers (port, token, base_url); None if it ended.
+
+    The server writes it before it listens, and an address that nobody answers is of no use.
+    """
     from jupyter_core.paths import jupyter_runtime_dir
 
     note = Path(jupyter_runtime_dir()) / f"jpserver-{lab.pid}.json"
     end = time.monotonic() + patience
     while time.monotonic() < end and lab.poll() is None:
         try:
-            return json.loads(note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # not written yet, or half of it
+            server = json.loads(note.read_text(encoding="utf-8"))
+            with socket.create_connection(("localhost", server["port"]), timeout=1):
+                return server
+        except (OSError, ValueError):  # not written yet, half of it, or nobody listens
             time.sleep(0.1)
     return None
 
