@@ -1,0 +1,301 @@
+"""Chapter 4's checkers, from the start state over typical mistakes to the solution, on ranks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import nn
+from torch.distributed.tensor import parallel as pytorch
+
+from lib.course.tensor_parallel import exercises as chapter
+from lib.course.tensor_parallel import lessons
+from lib.course.tensor_parallel.cover import IMAGE
+from lib.parallel.tensor import copy_to_group, reduce_from_group, tensor_parallel
+from tests.course.stored_chapter import main_path, shown, stored_chapter
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+# --- predict
+
+
+def all_reduces_of_a_layer(joined):
+    """Run a layer with the exercise's plan; return its all_reduces, forward and backward."""
+    begins = ("qkv", "gate_up") if joined else ("q", "k", "v", "gate", "up")
+    layer = nn.ModuleDict({name: nn.Linear(8, 8) for name in (*begins, "o", "down")})
+    plan = dict.fromkeys(begins, "column") | {"o": "row", "down": "row"}
+    layer = tensor_parallel(layer, plan=plan)
+    counts, real = [0], dist.all_reduce
+
+    def all_reduce(*args, **kwargs):
+        counts[-1] += 1
+        return real(*args, **kwargs)
+
+    x = torch.ones(3, 8, requires_grad=True)
+    middle = len(begins) - (1 if joined else 2)
+    try:
+        dist.all_reduce = all_reduce
+        y = layer["o"](sum(layer[name](x) for name in begins[:middle]))
+        y = layer["down"](sum(layer[name](y) for name in begins[middle:]))
+        counts.append(0)
+        y.sum().backward()
+    finally:
+        dist.all_reduce = real
+    return tuple(counts)
+
+
+def test_the_predicted_collectives_are_those_of_the_plan_on_ranks(worlds):
+    answers = chapter.predict.answers
+    expected = answers["forward"], answers["backward"]
+    assert worlds(2).run(all_reduces_of_a_layer, False) == [expected] * 2
+    expected = answers["forward"], answers["joined"]
+    assert worlds(2).run(all_reduces_of_a_layer, True) == [expected] * 2
+
+
+def test_the_predicted_numbers_are_those_of_a_closed_form():
+    buffer = 2048 * 4096 * 2 / 1e6
+    right = {"forward": 2, "backward": 5, "joined": 2, "megabytes": buffer, "sent": 7 * buffer}
+    assert chapter.predict.check(**right).solved
+    assert chapter.predict.answers == pytest.approx(right, rel=3e-3)
+    fused = chapter.predict.check(**right | {"backward": 2})
+    assert not fused.solved and "backward: 2 is too little" in fused.text
+    assert chapter.predict.check().text.startswith("Not solved yet")
+
+
+# --- write
+
+
+class Unbegun(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias): ...
+
+    @staticmethod
+    def backward(ctx, dy): ...
+
+
+class Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        y = x @ weight.T
+        dist.all_reduce(y)
+        return y + bias
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy @ weight, dy.T @ x, dy.sum(0)
+
+
+class BiasBefore(Row):
+    """Add the bias before the sum, so that it counts tp times."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        y = x @ weight.T + bias
+        dist.all_reduce(y)
+        return y
+
+
+class SumsAgain(Row):
+    """Sum dy in backward too, as autograd does where a forward sums."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy = dy.clone()
+        dist.all_reduce(dy)
+        return Row.backward(ctx, dy)
+
+
+class SendsDy(Row):
+    """Average a dy that is equal everywhere: right, and for nothing."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy = dy.clone()
+        dist.all_reduce(dy)
+        return Row.backward(ctx, dy / dist.get_world_size())
+
+
+def test_a_row_layer_sums_once_and_adds_its_bias_once(world):
+    assert chapter.write.check(Unbegun, world).text.startswith("Not solved yet")
+    solved = chapter.write.check(Row, world)
+    assert solved.solved and solved.text == "Solved with one all_reduce, in forward."
+    early = chapter.write.check(BiasBefore, world)
+    assert not early.solved and "entry 0 of what it returned" in early.text
+
+
+def test_a_sum_in_backward_is_found(world):
+    wrong = chapter.write.check(SumsAgain, world)
+    assert not wrong.solved and "entry 1 of what it returned" in wrong.text
+    needless = chapter.write.check(SendsDy, world)
+    assert not needless.solved and "One all_reduce in forward is enough" in needless.text
+
+
+def test_the_example_of_the_row_layer(worlds):
+    assert worlds(2).run(_example) == [[[16.0]]] * 2
+
+
+def _example():
+    r = dist.get_rank()
+    own = torch.tensor([[1.0 + r]]), torch.tensor([[3.0 + r]]), torch.tensor([5.0])
+    return Row.apply(*own).tolist()
+
+
+# --- repair
+
+
+def own_heads_only(x, gain):
+    scale = x.square().mean(-1, keepdim=True).rsqrt()
+    return x * scale * gain
+
+
+def repaired(x, gain):
+    return own_heads_only(x, copy_to_group(gain))
+
+
+def copies_the_heads(x, gain):
+    return own_heads_only(copy_to_group(x), copy_to_group(gain))
+
+
+def sums_the_result(x, gain):
+    return reduce_from_group(own_heads_only(x, gain))
+
+
+def test_the_gradient_of_a_replicated_gain_is_summed(world):
+    start = chapter.repair.check(own_heads_only, world)
+    assert not start.solved and "entry 2 of what it returned" in start.text
+    assert "launched no collective" in start.text
+    heads = chapter.repair.check(copies_the_heads, world)
+    assert not heads.solved and "entry 1 of what it returned" in heads.text
+    assert not chapter.repair.check(sums_the_result, world).solved
+    assert chapter.repair.check(repaired, world).solved
+
+
+# --- a plan
+
+PLAN = {
+    "wte": "vocabulary",
+    "*.[qkv]": "column",
+    "*.n_heads": "divide",
+    "*.q_norm": "summed",
+    "*.o": "row",
+    "*.gate": "column",
+    "*.up": "column",
+    "*.down": "row",
+    "lm_head": "gathered vocabulary",
+}
+
+
+def without(*names):
+    return {name: kind for name, kind in PLAN.items() if name not in names}
+
+
+def test_the_plan_of_the_stranger_is_accepted(world):
+    solved = chapter.plan.check(PLAN, world)
+    assert solved.solved and "numbers on each rank: 3,2" in solved.text
+    assert chapter.plan.check({}, world).text.startswith("Not solved yet")
+
+
+WRONG = {
+    "the heads are not divided": (without("*.n_heads"), "failed"),
+    "the norm's gradient is not summed": (without("*.q_norm"), "layers.0.q_norm.weight"),
+    "the logits stay split": (PLAN | {"lm_head": "vocabulary"}, "failed"),
+    "a pattern matches nothing": (PLAN | {"*.w1": "column"}, "'*.w1' matches no module"),
+    "a kind is not known": (PLAN | {"*.o": "rows"}, "'rows', which is not known"),
+    "the embedding stays whole": (without("wte", "lm_head"), "matrices stay whole"),
+    "two column layers in a row": (PLAN | {"*.down": "column"}, "failed"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_plan_is_refused(world, name):
+    plan, words = WRONG[name]
+    verdict = chapter.plan.check(plan, world)
+    assert not verdict.solved and words in " ".join(verdict.text.split())
+
+
+# --- what the chapter says
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("04-tensor-parallel")
+
+
+def prose(notebook):
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def test_the_first_picture_is_what_the_script_draws(notebook):
+    (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
+    assert name.endswith(IMAGE) and Image.open(ROOT / "chapters" / name).size[0] > 800
+
+
+def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
+    problem, text = shown(notebook, "layer = 12"), prose(notebook)
+    assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "5.1 GB a sample" in problem
+    assert "One layer needs 125.8 GB" in text and "128 · 5.1 GB = 658 GB" in text
+    layer = shown(notebook, "run = world.record(split_mlp)")
+    assert "It is 2 all_reduces." in layer and "plain MLP: True" in layer
+    assert layer.count("8,192 bytes") == 2 and "× 2" in layer
+    broken = shown(notebook, "class NoCopy")
+    assert broken.count("True") == 5 and "'dx': False" in broken
+    heads = shown(notebook, "def split_attention")
+    assert "count=4 on each rank, equal to the plain attention: False" in heads
+    assert "count=1 on each rank, equal to the plain attention: True" in heads
+    assert "two keys, equal: True" in shown(notebook, "two_keys = replace")
+    peaks = re.findall(r"([\d.]+) × own", shown(notebook, "peaks_of_losses"))
+    assert peaks == ["13.0", "5.0", "3.0"]
+    shares = re.findall(r"±([\d.]+)", shown(notebook, "shares_kept"))
+    assert round(float(shares[0]) / float(shares[1])) == 2
+    whole = shown(notebook, "lessons.StepOf")
+    assert "It is 10 all_reduces." in whole and whole.count("equal: True") == 2
+    assert "ours as predicted: True" in whole
+    assert re.search(r"256 bytes × 3", whole) and re.search(r"512 bytes", whole)
+
+
+def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
+    table, text = shown(notebook, "beside_published"), prose(notebook)
+    assert re.findall(r"([+-]\d+)%", table) == ["+3", "+1", "+26", "+37"]
+    assert "within 3 %" in text and "26 % and 37 % too fast" in text
+    assert "It is 43 %." in table
+    rates = [int(n.replace(",", "")) for n in re.findall(r"^ +\d+ +([\d,]+)", table, re.M)]
+    assert round(100 * rates[-1] / rates[0]) == 15 and "15 % as many tokens" in text
+    assert "436, 362 and 160 GB/s" in text
+    bandwidths = [round(lessons.MEASURED_BANDWIDTH[n] / 1e9) for n in (8, 16, 32)]
+    assert bandwidths == [436, 362, 160]
+
+
+def test_the_activations_fall_as_the_text_says(notebook):
+    sizes = [float(n) for n in re.findall(r"([\d.]+) GB", shown(notebook, "scores=False"))]
+    assert round(100 * sizes[3] / sizes[0]) == 38 and "fall to 38 %" in prose(notebook)
+    assert sizes[-1] / sizes[0] > 10 / 34
+
+
+def test_no_answer_is_printed_before_its_reveal(notebook):
+    """Where a guess is revealed, the covered answer is the first output of the cell."""
+    revealing = [c for c in notebook.cells if c.cell_type == "code" and ".reveal(" in c.source]
+    assert len(revealing) == 8
+    for cell in revealing:
+        assert "Show the answer" in cell.outputs[0].get("data", {}).get("text/html", "")
+
+
+def test_the_names_in_the_table_are_pytorchs():
+    for name in ("ColwiseParallel", "RowwiseParallel", "loss_parallel", "parallelize_module"):
+        assert hasattr(pytorch, name)
+
+
+def test_the_main_path_is_short(notebook):
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    cells, words = main_path(notebook)
+    assert 0 < cells <= 45 and 0 < words <= 3000
