@@ -10,7 +10,7 @@ from lib.course.checks.difference import difference
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Hints, Verdict
-from lib.course.tensor_parallel.lessons import Stranger
+from lib.course.tensor_parallel.stranger import Stranger
 from lib.parallel.tensor import plain_gradients, tensor_parallel
 from lib.predict.collectives.exchange import Exchange, sent_bytes
 from lib.ranks.shared.failures import RankError

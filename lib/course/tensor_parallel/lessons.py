@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy, dropout
 
 from lib.course.data_parallel.lessons import folded
-from lib.course.data_parallel.scaling import MEASURED_BANDWIDTH
 from lib.ledger import Ledger
 from lib.parallel.tensor import (
     assert_replicated,
@@ -29,11 +28,8 @@ from lib.parallel.tensor import (
     to_plain,
     vocab_parallel_cross_entropy,
 )
-from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
-from lib.predict.tensor import throughput
 from lib.predict.tensor.shapes import share_of
-from lib.predict.tensor.step import tensor_parallel_step
 from lib.predict.tensor.traffic import of_step
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
@@ -200,10 +196,10 @@ def plain_step(shape: GPTShape) -> dict:
 
 
 def mask(apart: int, count: int = 16) -> str:
-    """Return the numbers that dropout keeps, as x, with the seed 7 + apart · rank."""
+    """Return which numbers dropout keeps, 1, and drops, 0, with the seed 7 + apart · rank."""
     torch.manual_seed(7 + apart * dist.get_rank())
     kept = dropout(torch.ones(count, device="cpu"), 0.5) > 0
-    return "".join("x" if one else "." for one in kept)
+    return "".join("1" if one else "0" for one in kept)
 
 
 def loss_and_gradient(loss, cut) -> dict[str, torch.Tensor]:
@@ -327,87 +323,3 @@ def logits_with_dropout(shape: GPTShape, split: bool) -> torch.Tensor:
     torch.manual_seed(SEED)
     logits = model.to(torch.get_default_device())(batch_of(shape)[0])
     return gather_from_group(logits).detach() if split else logits.detach()
-
-
-# --- predictions
-
-
-def exposed(ledger: Ledger) -> float:
-    """Return the share of a predicted step in which rank 0 waits for an all-reduce."""
-    computed = sum(row.seconds for row in ledger.where(rank=0, lane="compute"))
-    return 1 - computed / ledger.makespan
-
-
-def on_links(shape: GPTShape, ranks: int, links) -> list[Ledger]:
-    """Predict a step of H100s with one sample in bfloat16 on each link; return rank 0's rows."""
-    steps = []
-    for link in links:
-        step = tensor_parallel_step(shape, ranks, 1, speeds("H100", link), itemsize=2)
-        print(f"{link:<15}{1e3 * step.makespan:6.1f} ms, {exposed(step):.0%} in all-reduces")
-        steps.append(step.where(rank=0))
-    return steps
-
-
-def beside_published() -> str:
-    """Write tokens/s of each GPU, predicted from the run on 2 ranks, beside those published."""
-    measured = throughput.ULTRA_SCALE
-    # Inside a node every GPU has the same link, so fewer ranks have the bandwidth of all eight.
-    bandwidths = {ranks: MEASURED_BANDWIDTH[max(ranks, 8)] for ranks in measured}
-    found = throughput.tokens_per_second(throughput.ULTRA_SCALE_SHAPE, bandwidths, (2, measured[2]))
-    lines = ["ranks  published  predicted  error"]
-    for ranks, rate in measured.items():
-        error = f"{found[ranks] / rate - 1:+.0%}" if ranks > 2 else ""
-        lines.append(f"{ranks:>5}{rate:>11,.0f}{found[ranks]:>11,.0f}{error:>7}".rstrip())
-    return "\n".join(lines)
-
-
-def drop(before: int, after: int) -> float:
-    """Return by how many percent published tokens/s fall from one number of ranks to another."""
-    measured = throughput.ULTRA_SCALE
-    return round(100 * (1 - measured[after] / measured[before]))
-
-
-# --- somebody else's model, for exercise 4
-
-
-class Stranger(nn.Module):
-    """A decoder with names of its own: separate q, k and v, a norm over each head, a gated MLP.
-
-    Tokens [B, S] -> logits [B, S, V].
-    """
-
-    def __init__(self, vocabulary: int = 64, width: int = 32, heads: int = 4, hidden: int = 48):
-        super().__init__()
-        self.wte = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(StrangerLayer(width, heads, hidden) for _ in range(2))
-        self.lm_head = nn.Linear(width, vocabulary, bias=False)
-        for number, parameter in enumerate(self.parameters()):
-            parameter.data = numbers(*parameter.shape, seed=number) * 0.3
-
-    def forward(self, tokens):
-        x = self.wte(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.lm_head(x)
-
-
-class StrangerLayer(nn.Module):
-    """One layer of a Stranger: x [B, S, D] -> [B, S, D]."""
-
-    def __init__(self, width: int, heads: int, hidden: int):
-        super().__init__()
-        self.n_heads = heads
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.q_norm = nn.RMSNorm(width // heads)
-        self.gate, self.up = nn.Linear(width, hidden), nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-
-    def forward(self, x):
-        y = self.norm1(x)
-        heads = lambda t: t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        q, k, v = heads(self.q(y)), heads(self.k(y)), heads(self.v(y))
-        y = nn.functional.scaled_dot_product_attention(self.q_norm(q), k, v, is_causal=True)
-        x = x + self.o(y.transpose(1, 2).flatten(2))
-        y = self.norm2(x)
-        return x + self.down(self.gate(y).sigmoid() * self.up(y))

@@ -23,16 +23,9 @@ from lib.predict.tensor.traffic import of_step
 ULTRA_SCALE = {2: 13_923.18, 4: 12_420.76, 8: 10_903.32, 16: 6_245.6, 32: 2_146.44}
 # Its 3B model. Two matrices of 12,288 stand for its gated MLP's three of 8,192.
 ULTRA_SCALE_SHAPE = GPTShape(
-    131_072,
-    sequence=4096,
-    width=3072,
-    heads=32,
-    layers=28,
-    hidden=12_288,
-    tied=True,
+    131_072, sequence=4096, width=3072, heads=32, layers=28, hidden=12_288, tied=True,
     positions="rotary",
-)
-ULTRA_SCALE_ITEMSIZE = 2  # bfloat16
+)  # fmt: skip
 
 
 def seconds_of_sums(shape: GPTShape, ranks: int, bandwidth: float, itemsize: int = 2) -> float:

@@ -1,0 +1,106 @@
+"""Chapter 4's small experiments: what each shows on real ranks."""
+
+import pytest
+import torch
+
+from lib.course.tensor_parallel import lessons, published, wall_clock
+from lib.course.tensor_parallel.stranger import Stranger
+from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
+from lib.predict.shape import GPTShape
+from lib.ranks.memory import Memory
+from tests.course.machine import Machine
+
+SHAPE = GPTShape(width=32, heads=4, layers=2, sequence=16)
+NOISY = GPTShape(width=16, heads=4, layers=1, sequence=8, dropout=0.1)
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+@pytest.mark.parametrize("split", [tensor_parallel, lessons.dtensor])
+def test_a_step_equals_the_plain_one(world, split):
+    plain = lessons.plain_step(SHAPE)
+    results = world.run(lessons.one_step, SHAPE, split)
+    assert lessons.same(results, plain) and len(plain) == len(list(SHAPE.parameters)) + 1
+
+
+def test_what_differs_is_not_the_same():
+    whole = {"a": torch.arange(8.0).double(), "b": torch.ones(2, 2).double()}
+    halves = [{"a": whole["a"][:4], "b": whole["b"]}, {"a": whole["a"][4:], "b": whole["b"]}]
+    assert lessons.same(halves, whole)
+    assert not lessons.same(halves[::-1], whole)
+    halves[1] = {"a": whole["a"][4:], "b": whole["b"] + 1e-6}  # one rank's copy alone
+    assert not lessons.same(halves, whole)
+
+
+def test_what_a_step_launches_is_predicted_and_dtensor_launches_one_more(world):
+    ours, theirs = (lessons.StepOf(world, SHAPE, s) for s in (tensor_parallel, lessons.dtensor))
+    assert ours.calls == lessons.predicted_calls(SHAPE, 4)
+    assert ours.all_reduces(8192) == theirs.all_reduces(8192) == 4 * SHAPE.layers + 2
+    rows = [len(one.ledger.where(rank=0, lane="comm", op="all_reduce")) for one in (ours, theirs)]
+    assert rows == [12, 13] and ours.equal and theirs.equal
+    assert ours.peak <= theirs.peak and "equal: True" in str(ours)
+
+
+def test_the_split_loss_needs_fewer_bytes_than_gathered_logits(world):
+    losses = {"gathered": lessons.gathered_loss, "split": vocab_parallel_cross_entropy}
+    lines = lessons.peaks_of_losses(world, losses, vocabulary=1024, tokens=8).splitlines()
+    gathered, split = (float(line.split()[-4]) for line in lines)
+    assert gathered > 3 * split > 3
+
+
+def test_one_step_with_other_seeds_is_enough_to_diverge(world):
+    assert world.run(lessons.diverged, NOISY, 0) == ["equal"] * 4
+    for message in world.run(lessons.diverged, NOISY, 1):
+        assert "is not replicated any more: on rank 1" in message
+
+
+def test_masks_repeat_with_equal_seeds_only(world):
+    assert len(set(world.run(lessons.mask, 0))) == 1
+    assert len(set(world.run(lessons.mask, 1))) == 4
+    equal, different = (float(line.split("±")[1]) for line in lessons.shares_kept().splitlines())
+    assert equal == pytest.approx(0.5 / 32**0.5, rel=0.02)
+    assert different == pytest.approx(0.5 / 128**0.5, rel=0.02)
+
+
+def test_dropout_on_the_cpu_is_that_of_the_plain_model(worlds):
+    plain = {"y": lessons.logits_with_dropout(NOISY, False)}
+    results = worlds(2).run(lessons.logits_with_dropout, NOISY, True)
+    assert lessons.same([{"y": z} for z in results], plain)
+
+
+def test_a_state_of_four_ranks_is_read_by_two(world, worlds):
+    state = world.run(lessons.written, SHAPE)[0]
+    plain = lessons.gpt(SHAPE).state_dict()
+    for loaded in worlds(2).run(lessons.read, SHAPE, state):
+        assert lessons.same([loaded], plain) and loaded.keys() == plain.keys()
+
+
+def test_all_reduces_take_more_of_a_step_on_a_slower_link(capsys):
+    shape = GPTShape(32_000, sequence=4096, width=8192, heads=64, layers=2)
+    steps = published.on_links(shape, 8, ("NVLink4", "InfiniBand NDR"))
+    assert capsys.readouterr().out.count("all-reduces") == 2
+    assert published.exposed(steps[0]) < 0.25 < 0.7 < published.exposed(steps[1])
+    assert list(steps[0].ranks) == [0]
+
+
+def test_the_table_of_heads():
+    shape = GPTShape(width=16_384, heads=128, kv_heads=8)
+    rows = lessons.heads_by_ranks(shape, (4, 16)).splitlines()[1:]
+    assert [row.split() for row in rows] == [["4", "32", "2", "1"], ["16", "8", "1", "2"]]
+
+
+def test_the_strangers_gradients_are_all_there():
+    model = Stranger()
+    with Memory(model):
+        model(torch.arange(8)[None]).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_step_is_timed_beside_its_prediction(worlds):
+    shape = GPTShape(vocabulary=32, sequence=4, width=8, heads=2, layers=1)
+    computing, moving, whole = wall_clock.compared(worlds(2), Machine(), shape, 2, repeats=3)
+    assert moving[:2] == ("all-reduces", 80.0) and computing[2] is None  # 4 + 2 + 2 of the loss
+    assert computing[1] < whole[1] <= computing[1] + 80 and 0 < whole[2] < 5
