@@ -26,6 +26,8 @@ OTHER = {
     ("02-communicating-less", "6ea28ba8"): CLOCK,
     ("03-fsdp", "lib00001"): "what attention keeps depends on the device",
     ("03-fsdp", "wall0001"): CLOCK,
+    ("04-tensor-parallel", "wall0001"): CLOCK,
+    ("04-tensor-parallel", "whole003"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "bcac3b14"): "on NCCL the messages that block are told before they do",
