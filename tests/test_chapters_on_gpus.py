@@ -27,6 +27,8 @@ OTHER = {
     ("03-fsdp", "lib00001"): "what attention keeps depends on the device",
     ("03-fsdp", "resh0001"): "what attention keeps depends on the device",
     ("03-fsdp", "wall0001"): CLOCK,
+    ("04-tensor-parallel", "wall0001"): CLOCK,
+    ("04-tensor-parallel", "whole003"): "what attention keeps depends on the device",
     ("05-tensor-grids", "grid0003"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",
