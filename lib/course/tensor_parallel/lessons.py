@@ -148,7 +148,7 @@ def peaks_of_losses(world, losses: dict, vocabulary: int = 32_768, tokens: int =
     own_logits, lines = 4 * tokens * vocabulary // world.size, []
     for name, loss in losses.items():
         peak = world.run(peak_of_loss, loss, vocabulary, tokens)[0]
-        lines.append(f"{name:<16}{peak:>12,} bytes, {peak / own_logits:>5.1f} × own logits")
+        lines.append(f"{name:<16}{peak / 1e6:>5.1f} MB, {peak / own_logits:>5.1f} × own logits")
     return "\n".join(lines)
 
 
@@ -182,7 +182,7 @@ class StepOf:
 
     def __str__(self) -> str:
         calls = self.calls.replace("\n", "\n  ")
-        return f"  equal: {self.equal}, peak: {self.peak:,} bytes\n  {calls}"
+        return f"  equal: {self.equal}, peak: {self.peak / 1e6:.2f} MB\n  {calls}"
 
 
 def plain_step(shape: GPTShape) -> dict:
