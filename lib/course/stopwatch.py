@@ -1,9 +1,11 @@
-"""A stopwatch for the experiments by the wall clock: the seconds of a step, on ranks or alone."""
+"""A stopwatch for the experiments by the wall clock: a step's seconds, also beside a prediction."""
 
 import time
+from statistics import median
 
 import torch.distributed as dist
 
+from lib.ledger import Ledger
 from lib.ranks.state.gpu_clock import finish_work
 
 
@@ -24,3 +26,37 @@ def seconds_of(step, repeats: int, *, uncounted: int = 1, group=None) -> list[fl
         finish_work()
         times.append(time.perf_counter() - began)
     return times[uncounted:]
+
+
+def beside_prediction(step: Ledger, machine, by_rank: list, moving: str) -> list[tuple]:
+    """Return (what, predicted, measured) seconds: computation, communication, and the whole step.
+
+    `step` is the predicted step, `machine` the calibration of this machine, and `by_rank` holds
+    the measured seconds of each rank's steps, of which the median of the slowest rank's counts.
+    Computation and communication, which is called `moving`, are the prediction's alone.
+    """
+    mine = step.where(rank=0)
+    computing = sum(row.seconds for row in mine.where(lane="compute"))
+    sending = sum(
+        machine.moving(row.op, len(by_rank), row.bytes) for row in mine.where(lane="comm")
+    )
+    return [
+        ("computation", computing, None),
+        (moving, sending, None),
+        (
+            "whole step",
+            machine.overlapped(computing + sending, step.makespan),
+            median(map(max, zip(*by_rank))),
+        ),
+    ]
+
+
+def table(rows: list[tuple]) -> str:
+    """Write predicted and measured seconds as a table in milliseconds, with the error."""
+    lines = [f"{'ms':<14}{'predicted':>10}{'measured':>10}{'error':>7}"]
+    for what, predicted, measured in rows:
+        line = f"{what:<14}{1e3 * predicted:>10.1f}"
+        if measured is not None:
+            line += f"{1e3 * measured:>10.1f}{f'{predicted / measured - 1:+.0%}':>7}"
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,11 +1,8 @@
 """An experiment by the wall clock: a tensor-parallel step on two ranks, beside its prediction."""
 
-from statistics import median
-
 import torch
 
-from lib.course.fsdp.wall_clock import table
-from lib.course.stopwatch import seconds_of
+from lib.course.stopwatch import beside_prediction, seconds_of, table
 from lib.course.tensor_parallel.lessons import batch_of, forward_backward
 from lib.parallel.tensor import tensor_parallel
 from lib.predict.shape import GPTShape
@@ -28,23 +25,13 @@ def steps(shape: GPTShape, samples: int, repeats: int = 20) -> list[float]:
 
 
 def compared(world, machine, shape: GPTShape, samples: int, repeats: int = 20) -> list[tuple]:
-    """Return (what, predicted, measured) seconds: computation, all-reduces, and the whole step.
+    """Return (what, predicted, measured) seconds of the step, as `beside_prediction` does.
 
-    `machine` is the calibration of this machine. The measured time is the median of the slowest
-    rank's `repeats` steps. Computation and all-reduces are the prediction's alone.
+    `machine` is the calibration of this machine; each rank makes `repeats` steps.
     """
     step = tensor_parallel_step(shape, world.size, samples, machine)
-    computing = sum(row.seconds for row in step.where(lane="compute", rank=0))
-    moving = sum(
-        machine.moving(row.op, world.size, row.bytes) for row in step.where(lane="comm", rank=0)
-    )
-    predicted = machine.overlapped(computing + moving, step.makespan)
     by_rank = world.run(steps, shape, samples, repeats)
-    return [
-        ("computation", computing, None),
-        ("all-reduces", moving, None),
-        ("whole step", predicted, median(map(max, zip(*by_rank)))),
-    ]
+    return beside_prediction(step, machine, by_rank, "all-reduces")
 
 
 def step_on(world, shape: GPTShape, samples: int) -> str:
