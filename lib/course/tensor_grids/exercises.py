@@ -8,7 +8,8 @@ import torch.distributed as dist
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Verdict
-from lib.predict.tensor.grid_traffic import linear_moves, sent_bytes
+from lib.predict.collectives.formulas import mean_sent
+from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.ranks.mesh import mesh
 
@@ -18,7 +19,7 @@ ROWS, INPUTS, OUTPUTS = 16_384, 12_288, 49_152  # tokens, width and hidden layer
 def _forward(grid: RankGrid) -> float:
     """Return the MB that a rank sends in forward of the layer, with 2 bytes a number."""
     moves = linear_moves(grid, ROWS, INPUTS, OUTPUTS, bias=False, itemsize=2)
-    return sent_bytes(moves.forward) / 1e6
+    return sum(mean_sent(move.op, move.ranks, move.bytes) for move in moves.forward) / 1e6
 
 
 predict = Numbers(
@@ -31,8 +32,8 @@ predict = Numbers(
     hints=(
         "On 4×4 ranks a tile of x has 16,384/4 · 12,288/4 numbers, and one of W 12,288/4 · "
         "49,152/4. How many broadcasts of each does a rank take part in?",
-        "There are four of each. In a broadcast that is passed on in pieces a rank sends the tile "
-        "once.",
+        "There are four of each, one from each rank. In a ring all ranks but the last pass the tile "
+        "on, and each rank is the last once.",
         "On the cube each rank keeps 1/64 of x, of W and of y. It gathers x from 4 ranks and sends "
         "three times its 1/64; the same holds for W, and for y in the reduce_scatter.",
     ),

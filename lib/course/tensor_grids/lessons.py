@@ -6,12 +6,12 @@ import torch.distributed as dist
 from lib.ledger import Ledger
 from lib.parallel.grid import full_gradients, grid_cross_entropy, grid_parallel
 from lib.predict.collectives.exchange import sent_bytes as sent_bytes_of
-from lib.predict.collectives.formulas import collective
+from lib.predict.collectives.formulas import mean_sent
 from lib.predict.shape import GPTShape
 from lib.predict.tensor import memory as one_dimension
-from lib.predict.tensor.grid_costs import GridCosts, published, published_1d, recounted
+from lib.predict.tensor.grid_costs import GridCosts, published, published_1d
 from lib.predict.tensor.grid_memory import activations, weights
-from lib.predict.tensor.grid_traffic import gpt_moves, sent_bytes
+from lib.predict.tensor.grid_traffic import gpt_moves, linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.shapes import parameters_of_a_rank
 from lib.predict.tensor.traffic import of_step
@@ -62,12 +62,20 @@ def on_grid(grid: RankGrid) -> tuple[float, dict, int, int]:
     return loss.item(), full_gradients(model), own, kept
 
 
-def sent_by_rank_0(ledger: Ledger) -> float:
-    """Return the bytes that rank 0 sent between its last two barriers, if all are rings."""
+def collectives_of_rank_0(ledger: Ledger) -> list:
+    """Return rank 0's rows of communication between its last two barriers."""
     rows = ledger.where(rank=0, lane="comm")
     begin, end = sorted(rows.where(op="barrier").column("end"))[-2:]
-    inside = [row for row in rows if begin <= row.start and row.end <= end and row.bytes]
-    return sum(collective(row.op, len(row.members), row.bytes).bytes for row in inside)
+    return [row for row in rows if begin <= row.start and row.end <= end and row.bytes]
+
+
+def sent_by_a_rank(moves) -> float:
+    """Return the bytes that a rank sends on average in collectives of rank 0, if all are rings.
+
+    `moves` are rows of a ledger, or what is predicted of them.
+    """
+    ranks = lambda move: len(move.members) if hasattr(move, "members") else move.ranks
+    return sum(mean_sent(move.op, ranks(move), move.bytes) for move in moves)
 
 
 def compared(runs: dict[RankGrid, Ledger]) -> str:
@@ -85,13 +93,20 @@ def compared(runs: dict[RankGrid, Ledger]) -> str:
         found, whole, own, kept = run.results[0]
         close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023
         equal = abs(found - loss) < 1e-12 and all(map(close, gradients))
-        sent = sent_by_rank_0(run)
+        sent = sent_by_a_rank(collectives_of_rank_0(run))
         predicted = own == weights(SHAPE, grid)
         predicted &= kept == activations(SHAPE, grid, SAMPLES, itemsize=8)
         moves = gpt_moves(SHAPE, grid, SAMPLES, itemsize=8, diagonal=True).all
-        predicted &= round(sent) == round(sent_bytes(moves))
+        predicted &= round(sent) == round(sent_by_a_rank(moves))
         lines.append(f"{grid!s:<15}{equal!s:<5}{own:>9,}{kept:>13,}{sent:>9,.0f}  {predicted}")
     return "\n".join(lines)
+
+
+def counted(grid: RankGrid) -> float:
+    """Return the bytes that a rank sends on average in a layer, ÷ those of the whole x, W or y."""
+    size = grid.ranks * grid.side  # so that every tile has whole numbers
+    moves = linear_moves(grid, size, size, size, bias=False, itemsize=1)
+    return sent_by_a_rank(moves.all) / size**2
 
 
 def costs() -> str:
@@ -99,13 +114,13 @@ def costs() -> str:
     grids = [RankGrid("2d", 8), RankGrid("2.5d", 4, 4), RankGrid("3d", 4)]
     lines = ["64 ranks      weights  activations  sent  rounds  sent, counted"]
     rows: list[tuple[str, GridCosts, float]] = [
-        ("1D", published_1d(64), published_1d(64).bandwidth)
+        ("1D", published_1d(64), mean_sent("all_reduce", 64, 1))
     ]
-    rows += [(str(g), published(g), recounted(g, pieces=True, depth=True).bandwidth) for g in grids]
-    for name, row, counted in rows:
+    rows += [(str(grid), published(grid), counted(grid)) for grid in grids]
+    for name, row, ours in rows:
         lines.append(
             f"{name:<14}{row.parameters:>7.3f}{row.activations:>13.3f}{row.bandwidth:>6.2f}"
-            f"{row.latency:>8}{counted:>15.2f}"
+            f"{row.latency:>8}{ours:>15.2f}"
         )
     return "\n".join(lines)
 
@@ -134,14 +149,10 @@ def products_of_dtensor(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 def between_barriers(ledger: Ledger) -> str:
     """List rank 0's collectives between its last two barriers: axis, name, count, bytes sent."""
-    rows = ledger.where(rank=0, lane="comm")
-    begin, end = sorted(rows.where(op="barrier").column("end"))[-2:]
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        if begin <= row.start and row.end <= end and row.bytes:
-            sent = collective(row.op, len(row.members), row.bytes).bytes
-            found.setdefault((row.group, row.op), []).append(sent)
+    found: dict[tuple[str, str], list] = {}
+    for row in collectives_of_rank_0(ledger):
+        found.setdefault((row.group, row.op), []).append(row)
     lines = [f"{'axis':<9}{'collective':<12}{'count':>5}{'sent':>8}"]
-    for (axis, op), sent in found.items():
-        lines.append(f"{axis:<9}{op:<12}{len(sent):>5}{sum(sent):>8,.0f}")
+    for (axis, op), rows in found.items():
+        lines.append(f"{axis:<9}{op:<12}{len(rows):>5}{sent_by_a_rank(rows):>8,.0f}")
     return "\n".join(lines)

@@ -87,7 +87,7 @@ class RingTraffic(NamedTuple):
     """Holds what a ring sends for one collective; `factor` is sent bytes ÷ S."""
 
     rounds: int
-    bytes: float  # sent by each rank; in a scatter by the root, in a gather to the root
+    bytes: float  # the most that a rank sends; in a scatter the root, in a gather to the root
     factor: float  # bus bandwidth = factor · S ÷ time
 
 
@@ -110,6 +110,15 @@ def collective(op: str, ranks: int, nbytes: int) -> RingTraffic:
     else:
         raise ValueError(f"No collective is called {op!r}.")
     return RingTraffic(rounds, 0.0 if op == "barrier" else factor * nbytes, factor)
+
+
+def mean_sent(op: str, ranks: int, nbytes: int) -> float:
+    """Return the bytes that a rank sends on average when a ring does `op` on `nbytes`.
+
+    In a broadcast all ranks but the last send the buffer once, and in a reduce all but the root.
+    """
+    share = (ranks - 1) / ranks if op in ("broadcast", "reduce") else 1.0
+    return share * collective(op, ranks, nbytes).bytes
 
 
 def time_of(op: str, ranks: int, nbytes: int, *, alpha: float, beta: float) -> float:
