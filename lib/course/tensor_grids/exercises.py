@@ -32,8 +32,8 @@ predict = Numbers(
     hints=(
         "On 4×4 ranks a tile of x has 16,384/4 · 12,288/4 numbers, and one of W 12,288/4 · "
         "49,152/4. How many broadcasts of each does a rank take part in?",
-        "There are four of each, one from each rank. In a ring all ranks but the last pass the tile "
-        "on, and each rank is the last once.",
+        "There are four of each, one from each rank. In a ring all ranks but the last pass the "
+        "tile on, and each rank is the last once.",
         "On the cube each rank keeps 1/64 of x, of W and of y. It gathers x from 4 ranks and sends "
         "three times its 1/64; the same holds for W, and for y in the reduce_scatter.",
     ),

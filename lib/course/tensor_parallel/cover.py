@@ -3,6 +3,7 @@
 from lib.course.data_parallel.cover import stacked
 from lib.draw import shards
 from lib.draw.parts import layout, style
+from lib.draw.parts.marks import Still
 from lib.draw.parts.pixels import draw
 from lib.draw.parts.png import png
 
@@ -10,21 +11,32 @@ IMAGE = "tensor-parallel.png"
 WIDTH = 420  # px: letters stay legible where a phone shows the picture smaller
 M, D, F = 2048, 25_600, 102_400  # tokens, width and hidden layer
 LAST = {"column": 1, "row": 2}  # steps of each product
+# The chapter's letters for the matrices of each product.
+LETTERS = {
+    "column": {
+        "A [M, K]": "x [S, D]", "B [K, N/tp]": "W [D, F/tp]", "C [M, N/tp]": "y [S, F/tp]",
+    },
+    "row": {"A [M, K/tp]": "y [S, F/tp]", "B [K/tp, N]": "W [F/tp, D]", "C [M, N]": "z [S, D]"},
+}  # fmt: skip
 
 
-def drawn(kind: str):
-    """Return the product on four ranks after its last step, without the caption."""
+def matrices(kind: str) -> Still:
+    """Return the three matrices of a product on four ranks, without what each rank holds."""
     sizes = {"column": (M, D, F), "row": (M, F, D)}[kind]
     name, data = shards(kind, *sizes, ranks=4, step=LAST[kind]).live
-    return layout.still(name, data, WIDTH, words=False)
+    still = layout.still(name, data, WIDTH, words=False)
+    (end,) = [mark.y for mark in still.marks if mark.text.startswith("rank 0 holds")]
+    end -= style.LINE / 2
+    kept = [m for m in still.marks if m.kind in ("box", "text") and m.y + m.h < end]
+    return Still(kept, still.width, round(end))
 
 
 def write(path) -> None:
     """Write the picture."""
     still = stacked(
         [
-            ("Split by columns: nothing is sent", drawn("column"), {}),
-            ("Split by rows: an all_reduce adds the parts", drawn("row"), {}),
+            ("Split by columns: nothing is sent", matrices("column"), LETTERS["column"]),
+            ("Split by rows: an all_reduce adds the parts of z", matrices("row"), LETTERS["row"]),
         ]
     )
     shades = {style.PAPER} | {s for mark in still.marks for s in (mark.fill, mark.edge) if s}

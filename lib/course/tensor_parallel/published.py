@@ -1,27 +1,7 @@
-"""Predicted steps on two links, and tokens per second beside those that were published."""
+"""Published tokens per second of tensor parallelism, and what we predict for them."""
 
 from lib.course.data_parallel.scaling import MEASURED_BANDWIDTH
-from lib.ledger import Ledger
-from lib.predict.roofline import speeds
-from lib.predict.shape import GPTShape
 from lib.predict.tensor import throughput
-from lib.predict.tensor.step import tensor_parallel_step
-
-
-def exposed(ledger: Ledger) -> float:
-    """Return the share of a predicted step in which rank 0 waits for an all-reduce."""
-    computed = sum(row.seconds for row in ledger.where(rank=0, lane="compute"))
-    return 1 - computed / ledger.makespan
-
-
-def on_links(shape: GPTShape, ranks: int, links) -> list[Ledger]:
-    """Predict a step of H100s with one sample in bfloat16 on each link; return rank 0's rows."""
-    steps = []
-    for link in links:
-        step = tensor_parallel_step(shape, ranks, 1, speeds("H100", link), itemsize=2)
-        print(f"{link:<15}{1e3 * step.makespan:6.1f} ms, {exposed(step):.0%} in all-reduces")
-        steps.append(step.where(rank=0))
-    return steps
 
 
 def beside() -> str:

@@ -161,7 +161,7 @@ def test_the_costs_in_the_text():
 
 @pytest.mark.parametrize(("side", "tokens"), [(2, 12.0), (4, 1.89), (8, 0.71)])
 def test_from_how_many_tokens_on_a_square_sends_less_than_one_dimension(side, tokens):
-    """Both as many bytes: 4 all_reduces [M, D], and the collectives of the layer's four products."""
+    """Both send as much: 4 all_reduces [M, D], and the collectives of four products on a square."""
     width, grid = 1024, RankGrid("2d", side)
 
     def square(rows):

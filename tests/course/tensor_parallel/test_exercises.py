@@ -12,9 +12,19 @@ from torch.distributed.tensor import parallel as pytorch
 
 from lib.course.data_parallel.scaling import MEASURED_BANDWIDTH
 from lib.course.tensor_parallel import exercises as chapter
-from lib.course.tensor_parallel.cover import IMAGE
-from lib.parallel.tensor import copy_to_group, reduce_from_group, tensor_parallel
+from lib.course.tensor_parallel import lessons
+from lib.course.tensor_parallel.cover import IMAGE, LETTERS, matrices
+from lib.parallel.tensor import (
+    assert_replicated,
+    copy_to_group,
+    load_plain,
+    reduce_from_group,
+    tensor_parallel,
+    to_plain,
+)
+from lib.predict.shape import GPTShape
 from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every
 
 ROOT = Path(__file__).parents[3]
 
@@ -239,12 +249,14 @@ def prose(notebook):
 def test_the_first_picture_is_what_the_script_draws(notebook):
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
     assert name.endswith(IMAGE) and Image.open(ROOT / "chapters" / name).size[0] > 800
+    for kind, letters in LETTERS.items():
+        assert [m.text for m in matrices(kind).marks if "[" in m.text] == list(letters)
 
 
 def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     problem, text = shown(notebook, "layer = 12"), prose(notebook)
-    assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "5.1 GB a sample" in problem
-    assert "One layer needs 125.8 GB" in text and "128 · 5.1 GB = 658 GB" in text
+    assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "5.14 GB a sample" in problem
+    assert "One layer needs 125.8 GB" in text and "128 · 5.14 GB = 658 GB" in text
     layer = shown(notebook, "run = world.record(split_mlp)")
     assert "It is 2 all_reduces." in layer and "plain MLP: True" in layer
     assert layer.count("8,192 bytes") == 2 and "× 2" in layer
@@ -267,7 +279,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
 def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     table, text = shown(notebook, "published.beside"), prose(notebook)
     assert re.findall(r"([+-]\d+)%", table) == ["+3", "+1", "+26", "+37"]
-    assert "within 3 %" in text and "26 % and 37 % too fast" in text
+    assert "within 3 %" in text and "26 % too high with TP 16 and 37 % with TP 32" in text
     assert "It is 43 %." in table
     rates = [int(n.replace(",", "")) for n in re.findall(r"^ +\d+ +([\d,]+)", table, re.M)]
     assert round(100 * rates[-1] / rates[0]) == 15 and "15 % as many tokens" in text
@@ -288,6 +300,23 @@ def test_no_answer_is_printed_before_its_reveal(notebook):
     assert len(revealing) == 8
     for cell in revealing:
         assert "Show the answer" in cell.outputs[0].get("data", {}).get("text/html", "")
+
+
+def test_the_calls_in_the_prose_run(worlds, notebook):
+    text = prose(notebook)
+    for call in ("tensor_parallel(model, seed=7)", "assert_replicated(model)", "to_plain(model)",
+                 "load_plain(model, state)"):  # fmt: skip
+        assert f"`{call}`" in text
+    assert worlds(2).run(_called) == [True, True]
+
+
+def _called():
+    model = lessons.gpt(GPTShape(width=16, heads=4, layers=1, sequence=8))
+    model = tensor_parallel(model, seed=7)
+    assert_replicated(model)
+    state = to_plain(model)
+    load_plain(model, state)
+    return every(torch.equal(tensor, state[name]) for name, tensor in to_plain(model).items())
 
 
 def test_the_names_in_the_table_are_pytorchs():
