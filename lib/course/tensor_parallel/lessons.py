@@ -182,7 +182,7 @@ class StepOf:
 
     def __str__(self) -> str:
         calls = self.calls.replace("\n", "\n  ")
-        return f"  equal: {self.equal}, peak: {self.peak:,} bytes\n  {calls}"
+        return f"  equal: {self.equal}, peak: {self.peak / 1e6:.2f} MB\n  {calls}"
 
 
 def plain_step(shape: GPTShape) -> dict:
