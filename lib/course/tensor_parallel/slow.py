@@ -1,14 +1,16 @@
 """A tensor-parallel step in slow motion: four small ranks stand for four H100s on a link."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.distributed as dist
 
 from lib.course.data_parallel.lessons import after_barrier
-from lib.ledger import Ledger
+from lib.ledger import Ledger, Row
 from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
 from lib.predict.larger import Larger
 from lib.predict.shape import GPTShape
-from lib.predict.tensor.step import tensor_parallel_step
+from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks import World, span
 from lib.ranks.slow_motion import SlowMotion
 from lib.single import GPT
@@ -21,20 +23,22 @@ FEW = 7  # samples of the small run; they stand for one
 
 
 def step(span) -> None:
-    """Run forward and backward of the small GPT on this rank, after a barrier."""
+    """Run forward and backward of the small GPT here, once to warm up and then after a barrier."""
     model = tensor_parallel(GPT(SMALL))
     tokens = torch.arange(FEW * (SMALL.sequence + 1)).view(FEW, -1) % SMALL.vocabulary
-    dist.barrier()
-    with span("forward"):
-        loss = vocab_parallel_cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-    with span("backward"):
-        loss.backward()
+    for counted in (False, True):
+        model.zero_grad()
+        dist.barrier()
+        with span("forward") if counted else nullcontext():
+            loss = vocab_parallel_cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+        with span("backward") if counted else nullcontext():
+            loss.backward()
 
 
 def on(link: str) -> tuple[Ledger, Ledger]:
     """Record a step as four H100s on this link; print what both ledgers say.
 
-    Returns rank 0's rows of the recording, and its predicted all_reduces.
+    Returns rank 0's rows of the recording, and those of the prediction.
     """
     lengths = SMALL.sequence, LARGE.sequence
     two = {2: 2}  # the two sums of the loss stand for themselves
@@ -46,13 +50,34 @@ def on(link: str) -> tuple[Ledger, Ledger]:
     sums = [_sums(ledger) for ledger in (recorded, predicted)]
     print(f"{link}: {exposed(predicted):.0%} of the predicted step is exposed")
     print("  recorded and predicted all_reduces have the same bytes:", sums[0] == sums[1])
-    return recorded, predicted.where(lane="comm")
+    return recorded, in_phases(predicted)
 
 
 def exposed(predicted: Ledger) -> float:
     """Return the share of one rank's predicted step in which it waits for an all_reduce."""
     computed = sum(row.seconds for row in predicted.where(lane="compute"))
     return 1 - computed / predicted.makespan
+
+
+def in_phases(predicted: Ledger) -> Ledger:
+    """Return one rank's predicted step with its operations joined as a recording has them.
+
+    What it computes between two waits is one row, "forward" or "backward"; the update is left out.
+    """
+    parts = passes(LARGE, RANKS, 1)
+    computed = iter(sorted(predicted.where(lane="compute"), key=lambda row: row.start))
+    phases = {"forward": [op for part in parts for op in part.forward]}
+    phases["backward"] = [op for part in reversed(parts) for op in part.backward]
+    rows = list(predicted.where(lane="comm"))
+    for phase, operations in phases.items():
+        block = []
+        for name in [*(op.name for op in operations), WAIT]:
+            if name not in (SUM, WAIT):
+                block.append(next(computed))
+            elif name == WAIT and block:
+                rows.append(Row(0, "compute", phase, block[0].start, block[-1].end))
+                block = []
+    return Ledger(rows, source=predicted.source, meta=predicted.meta)
 
 
 def _sums(ledger: Ledger) -> list[int]:
