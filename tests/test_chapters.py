@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from lib.course.tools.run import execute
-from lib.course.tools.widgets import lifeless
+from lib.course.tools.widgets import VIEW, lifeless
 from lib.draw import collective
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +73,9 @@ def test_every_picture_of_a_chapter_is_stored_alive(path):
     notebook = read(path)
     assert lifeless(notebook) == [], "make refresh FRESH=1"
     notebook.metadata.pop("widgets")
-    assert len(lifeless(notebook)) > 5, "the pictures were looked at"
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    alive = [out for out in outputs if VIEW in out.get("data", {})]
+    assert len(lifeless(notebook)) == len(alive) > 5, "every picture was looked at"
 
 
 @every_chapter

@@ -8,6 +8,7 @@ import pytest
 
 from lib.course.tools.book import chapters
 from lib.course.tools.widgets import POINTER, VIEW, states
+from tests.browser.jupyter import NAMES
 from tests.browser.seen import alive
 from tests.every import every
 
@@ -177,9 +178,10 @@ def test_a_notebook_stores_each_text_once_and_no_more_than_it_shows(gallery):
 
 def test_a_stored_picture_is_small(gallery):
     models = states(nbformat.read(gallery, as_version=4))
-    for data in stored(gallery):
+    for name, data in zip(NAMES, stored(gallery), strict=True):
         state = models[data[VIEW]["model_id"]]["state"]
         own = models[state["code"][1].removeprefix(POINTER)]  # code[0] is shared by all kinds
         parts = {"data": json.dumps(state), "code": json.dumps(own), "png": data["image/png"]}
         sizes = {part: len(text) for part, text in parts.items()}
-        assert sum(sizes.values()) < 84_000, f"{state['_anywidget_id']}: {sizes}"
+        most = 84_000 if name == "shards" else 72_000  # it draws four ranks and lists every step
+        assert sum(sizes.values()) < most, f"{name}: {sizes}"

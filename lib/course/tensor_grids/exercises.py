@@ -8,7 +8,6 @@ import torch.distributed as dist
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Verdict
-from lib.predict.collectives.formulas import mean_sent
 from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.ranks.mesh import mesh
@@ -19,7 +18,7 @@ ROWS, INPUTS, OUTPUTS = 16_384, 12_288, 49_152  # tokens, width and hidden layer
 def _forward(grid: RankGrid) -> float:
     """Return the MB that a rank sends in forward of the layer, with 2 bytes a number."""
     moves = linear_moves(grid, ROWS, INPUTS, OUTPUTS, bias=False, itemsize=2)
-    return sum(mean_sent(move.op, move.ranks, move.bytes) for move in moves.forward) / 1e6
+    return sum(move.mean_sent for move in moves.forward) / 1e6
 
 
 predict = Numbers(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lib.course.tools.book import BookError, notebooks
 
-CELL_SECONDS = 300  # a cell that takes longer has hung, also beside other tests
+CELL_SECONDS = 120  # a cell that takes longer has hung
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 

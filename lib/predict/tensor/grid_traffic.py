@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lib.predict.arguments import whole
-from lib.predict.collectives.formulas import collective
+from lib.predict.collectives.formulas import collective, mean_sent
 from lib.predict.shape import GPTShape, length_of
 from lib.predict.tensor.grids import INSIDE, KINDS, STREAM, TABLE, RankGrid, Side, check_model
 
@@ -33,8 +33,13 @@ class GridMove(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Return the bytes that each rank sends when a ring does it."""
+        """Return the most bytes that a rank sends when a ring does it."""
         return collective(self.op, self.ranks, self.bytes).bytes
+
+    @property
+    def mean_sent(self) -> float:
+        """Return the bytes that a rank sends on average when a ring does it."""
+        return mean_sent(self.op, self.ranks, self.bytes)
 
     @property
     def rounds(self) -> int:
@@ -55,7 +60,7 @@ class Moves(NamedTuple):
 
 
 def sent_bytes(moves: Iterable[GridMove]) -> float:
-    """Return the bytes that one rank sends in all of these collectives."""
+    """Return the most bytes that one rank sends in all of these collectives."""
     return sum(move.sent for move in moves)
 
 

@@ -118,7 +118,17 @@ def test_a_tile_along_the_wrong_axis(world):
 
 
 def prose(notebook) -> str:
-    return " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def test_the_minutes_are_those_of_the_headings(notebook):
+    found = re.findall(r"^## (.*) \((\d+) min\)$", prose(notebook), re.M)
+    minutes = [(title, int(n)) for title, n in found]
+    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
+    main = sum(n for _, n in minutes) - later
+    words = r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)"
+    told = re.search(words, prose(notebook))
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
 
 
 def test_the_main_path_is_short(notebook):

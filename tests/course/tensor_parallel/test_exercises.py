@@ -284,6 +284,11 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     rates = [int(n.replace(",", "")) for n in re.findall(r"^ +\d+ +([\d,]+)", table, re.M)]
     assert round(100 * rates[-1] / rates[0]) == 15 and "15 % as many tokens" in text
     assert "436, 362 and 160 GB/s" in text
+    rows = re.findall(r"^ +\d+ +[\d,]+ +([\d,]+) .* ([\d,]+)$", table, re.M)
+    ours, last = ([int(row[n].replace(",", "")) for row in rows] for n in (0, 1))
+    assert last[:3] == ours[:3] and "22 % less even with one bandwidth" in text
+    assert round(100 * (1 - last[3] / last[2])) == 22 and round(100 * (1 - ours[3] / ours[2])) == 28
+    assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01) and "halve what is left" in text
     bandwidths = [round(MEASURED_BANDWIDTH[n] / 1e9) for n in (8, 16, 32)]
     assert bandwidths == [436, 362, 160]
 
@@ -322,6 +327,16 @@ def _called():
 def test_the_names_in_the_table_are_pytorchs():
     for name in ("ColwiseParallel", "RowwiseParallel", "loss_parallel", "parallelize_module"):
         assert hasattr(pytorch, name)
+
+
+def test_the_minutes_are_those_of_the_headings(notebook):
+    found = re.findall(r"^## (.*) \((\d+) min\)$", prose(notebook), re.M)
+    minutes = [(title, int(n)) for title, n in found]
+    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
+    main = sum(n for _, n in minutes) - later
+    words = r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)"
+    told = re.search(words, prose(notebook))
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
 
 
 def test_the_main_path_is_short(notebook):
