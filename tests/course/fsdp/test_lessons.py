@@ -125,3 +125,14 @@ def test_fully_shard_refuses_what_has_no_dims(worlds):
     world = worlds(2)
     assert "scalar" in world.run(lessons.refusal_of, fully_shard, SHAPE)[0]
     assert world.run(lessons.refusal_of, lessons.FSDP, SHAPE) == ["", ""]
+
+
+def test_of_an_offloaded_step_each_row_does_one_thing_at_a_time(capsys):
+    step = lessons.offloaded(MLPShape((64,) * 4, bias=False), 8, speeds("H100", "NVLink4"))
+    assert capsys.readouterr().out.startswith("computation ")
+    assert list(step.ranks) == list(range(len(lessons.HOST_ROWS)))
+    named = {rank: {row.op for row in step.where(rank=rank)} for rank in (1, 2, 3)}
+    assert named == {1: {"to_host"}, 2: {"step"}, 3: {"to_device"}}
+    for rank in (0, 1, 3):  # so small a model is updated in one piece
+        rows = sorted(step.where(rank=rank, lane=["compute", "comm"]), key=lambda row: row.start)
+        assert every(a.end <= b.start + 1e-12 for a, b in zip(rows, rows[1:]))

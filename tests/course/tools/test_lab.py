@@ -38,6 +38,19 @@ def test_root_is_let_in_and_the_users_words_come_last():
     assert "--allow-root" not in words and "--no-browser" not in words
 
 
+def test_an_address_is_given_once_somebody_answers_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", 0))
+        note = {"port": later.getsockname()[1], "token": "a"}
+        (tmp_path / f"jpserver-{server.pid}.json").write_text(json.dumps(note), "utf-8")
+        assert lab.address(server, patience=0.5) is None  # nobody listens yet
+        later.listen()
+        assert lab.address(server, patience=10) == note
+    server.communicate(b"\n", timeout=30)
+
+
 def test_jupyterlab_serves_beside_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

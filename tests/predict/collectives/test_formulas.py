@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from lib.predict.collectives import formulas
-from lib.predict.collectives.formulas import ALGORITHMS, all_reduce, collective, cost, fit
+from lib.predict.collectives.formulas import (
+    ALGORITHMS,
+    all_reduce,
+    collective,
+    cost,
+    fit,
+    mean_sent,
+)
 from tests.every import every
 
 RANKS = [*range(1, 10), 12, 16, 17]
@@ -228,3 +235,12 @@ def test_the_cost_of_a_ring_is_its_bytes_and_the_latency_of_its_rounds():
     constant = cost("constant", 8, nbytes, latency, 1e-9)
     assert cost("ring", 8, nbytes, latency, 1e-9) == pytest.approx(constant + 14 * latency)
     assert cost("ring", 8, nbytes, 0.0, 1e-9) == pytest.approx(constant)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_what_ranks_send_on_average_is_what_a_ring_passes_on(ranks):
+    """A broadcast's buffer, and a reduce's sum, cross all but one link of the ring."""
+    for op in ("broadcast", "reduce"):
+        assert ranks * mean_sent(op, ranks, 120) == pytest.approx(120 * (ranks - 1))
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert mean_sent(op, ranks, 120) == collective(op, ranks, 120).bytes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib.predict.roofline import Speeds
+from lib.predict.roofline import Speeds, speeds
 from lib.predict.shape import GPTShape, MLPShape
 from lib.predict.sharded.offload import HOST_MEMORY, HostSpeeds, chunks, host_speeds, traffic
 from lib.predict.sharded.offload_step import offloaded_step
@@ -61,3 +61,9 @@ def test_pieces_are_cut_from_the_last_weight_on():
     assert chunks([4, 4], 1) == [[1], [0]] and chunks([4, 4], 100) == [[1, 0]]
     with pytest.raises(ValueError, match="chunk_bytes must be a whole number of at least 1"):
         chunks([4, 4], 0)
+
+
+def test_the_times_of_an_offloaded_step_are_those_of_the_link_to_the_host():
+    told = offloaded_step(TWO, 1, speeds("H100", "NVLink4"), host_speeds("H100")).meta["speeds"]
+    assert (told["gpu"], told["link"], told["bandwidth"]) == ("H100", "PCIe5", 63e9)
+    assert offloaded_step(TWO, 1, UNIT, EVEN).meta == {}  # figures without a name
