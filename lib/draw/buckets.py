@@ -65,7 +65,7 @@ def _gradients(nbytes, seconds, names) -> dict:
 
 
 def network_choices(ranks, link, alpha, bandwidth) -> dict:
-    """What the sliders of a network can be set to, and where they start; units has the same."""
+    """Return what the sliders of a network can be set to, and where they start."""
     found = hardware.link(link)
     name = found.name
     alpha = float(found.alpha if alpha is None else alpha)

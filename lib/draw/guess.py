@@ -74,7 +74,7 @@ def guess(question: str, *, unit: str = "", choices=()) -> Guess:
 
 
 def in_units(value: float, unit: str) -> str:
-    """A number as it is said: "3,000,000 bytes", "1 byte", "12.3 ms", "0.75", "1.5 × 10^20"."""
+    """Write a number as it is said: "3,000,000 bytes", "1 byte", "12.3 ms", "1.5 × 10^20"."""
     whole = value == int(value)
     if unit in _PLAIN and not whole and 1e-9 <= abs(value) < 1e13:
         return style.amount(value, unit)

@@ -98,7 +98,7 @@ def close(app, exception) -> None:
 
 
 def pictures_missing(file: str, out: Path) -> list[str]:
-    """A sentence for each picture of a chapter that should live in the book and does not."""
+    """Return a sentence for each picture of a chapter that should live in the book and does not."""
     if not file.endswith(".ipynb"):
         return []
     notebook = nbformat.read(ROOT / file, as_version=4)

@@ -11,7 +11,7 @@ What fails while others run beside it is tried once more alone, at most `FEW` te
 What passes then is named in the last lines: the test or the code has a race that somebody should
 find. It fails the run no more, or one race in twelve thousand tests would hide all the others.
 
-`make test ONLY=pipeline` tries what has this word in its path: tests and chapters of one family.
+`make test ONLY=pipeline` tries what is called so: the tests and the chapter of one family.
 """
 
 import functools
@@ -52,7 +52,7 @@ SPHINX += ["-c", "lib/course/site", "-d", "_build/doctrees", ".", "_build/book"]
 BROWSER = "browser"  # the pictures as a reader has them: in JupyterLab and in the book
 QUIET = "quiet"  # what compares times: nothing may run beside it
 GPUS = "gpus"  # ranks and chapters on four pretended GPUs: tests/pretend/README.md
-HOUSE = ["tests/test_house.py", "tests/test_house_text.py"]
+HOUSE = [f"tests/test_house{part}.py" for part in ("", "_text", "_words")]
 APART = [f"--ignore={name}" for name in HOUSE]
 APART += [
     f"--ignore=tests/{name}" for name in ("browser", "test_pretend.py", "test_chapters_on_gpus.py")
@@ -100,7 +100,7 @@ FEW = 10  # tests of one command that may fail beside others and be tried again
 
 
 def surroundings(step: str = "") -> dict[str, str]:
-    """The environment of a step: the repository's own `lib`, and no word from a debugger.
+    """Return the environment of a step: the repository's own `lib`, and no word from a debugger.
 
     Ranks are on the CPU, as the stored outputs are, also on a machine with GPUs.
     """
@@ -116,7 +116,7 @@ def surroundings(step: str = "") -> dict[str, str]:
 
 
 def wanting(step: str) -> str:
-    """What this machine lacks for a step, in a sentence; "" where it lacks nothing."""
+    """Say in a sentence what this machine lacks for a step; "" where it lacks nothing."""
     if step == BROWSER and not chromium():
         return f"NOT TRIED: tests/browser, for want of Chromium: {REMEDY}."
     pretended = step == GPUS or (step == WHOLE and not accelerator())
@@ -126,7 +126,7 @@ def wanting(step: str) -> str:
 
 
 def summary(counts: Counter, seconds: float) -> str:
-    """The last line, as pytest would write it."""
+    """Return the last line, as pytest would write it."""
     good = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
     words = {"failures": "failed", "skipped": "skipped", "errors": "errors"}
     told = [f"{counts[key]} {word}" for key, word in words.items() if counts[key]]
@@ -209,13 +209,31 @@ class Run:
 
 
 def only(word: str) -> list[Command]:
-    """Give the commands that try the tests and chapters whose path has this word in it."""
+    """Give the commands that try one family or chapter: what is called `word`, whole.
+
+    That is a folder of tests, a file of tests without its test_, or words of a chapter's name:
+    "pipeline", "ledger", "data_parallel", "06". Where nothing is called so, what has the word
+    somewhere in its path is taken.
+    """
     tests = sorted(str(path.relative_to(ROOT)) for path in TESTS.rglob("test_*.py"))
+    tests = [path for path in tests if "browser" not in path]
     chapters = sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))
-    tests = [path for path in tests if word in path and "browser" not in path]
-    chapters = [path for path in chapters if word in path.replace("-", "_")]
+    both = [*tests, *chapters]
+    chosen = [path for path in both if _is_called(word, path)] or [
+        path for path in both if word in path.replace("-", "_")
+    ]
+    tests, chapters = ([path for path in chosen if path in some] for some in (tests, chapters))
     commands = [pytest(*tests, "--durations=5")] if tests else []
     return commands + ([pytest(*NBVAL, *chapters)] if chapters else [])
+
+
+def _is_called(word: str, path: str) -> bool:
+    """Tell whether a folder, the file or, in a chapter's name, some whole words are `word`."""
+    *folders, name = path.replace("-", "_").split("/")
+    stem = name.partition(".")[0]
+    if folders[0] == "chapters":
+        return f"_{word}_" in f"_{stem}_"
+    return word in (*folders, stem, stem.removeprefix("test_"))
 
 
 def main(names: list[str]) -> int:

@@ -5,7 +5,7 @@ from lib.draw.parts.picture import Picture
 
 
 def playing(picture: Picture, seconds: float = 9.0) -> str:
-    """The SVG of a picture with a time axis, with a play head that goes over it again and again.
+    """Return the SVG of a picture with a time axis and a play head that goes over it for ever.
 
     What is still to come is pale. Who has asked for less motion sees the picture whole. Raises
     ValueError for a picture without a time axis.

@@ -11,13 +11,13 @@ _UNITS = "s", "B/s"  # of a latency and of a bandwidth
 
 
 def of_ledger(ledger: Ledger, more: str = "") -> str:
-    """The caption of a picture of one ledger; `more` is a sentence that the caller adds."""
+    """Return the caption of a picture of one ledger; `more` is a sentence that the caller adds."""
     told = phrase(ledger)
     return joined(told[0].upper() + told[1:], more)
 
 
 def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
-    """The caption of a picture of one run with another one drawn over it in dashes."""
+    """Return the caption of a picture of one run with another one drawn over it in dashes."""
     first, second = _details(ledger), _details(over)
     here, there = ledger.meta.get("speeds"), over.meta.get("speeds")
     if here and there and _same(here, there):
@@ -32,7 +32,7 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
 
 
 def phrase(ledger: Ledger) -> str:
-    """What the numbers of a ledger are, as a part of a sentence."""
+    """Say what the numbers of a ledger are, as a part of a sentence."""
     return _phrase(ledger.source, _details(ledger))
 
 
@@ -43,7 +43,7 @@ def joined(*sentences: str) -> str:
 
 
 def link_in_words(told: dict) -> str:
-    """A link with its latency and bandwidth; an invented one is called invented."""
+    """Describe a link with its latency and bandwidth; an invented one is called invented."""
     alpha, bandwidth = told.get("alpha"), told.get("bandwidth")
     figures = _figures(alpha, bandwidth) if bandwidth else ""
     if told.get("invented"):

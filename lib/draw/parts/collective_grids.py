@@ -24,7 +24,7 @@ _FROM_ROOT = {"broadcast", "scatter"}
 
 
 def grids(ops: tuple[str, ...], ranks: int) -> list[Grid]:
-    """What each rank holds before the first op and after each one."""
+    """Return what each rank holds before the first op and after each one."""
     for op in ops:
         if op not in OPS:
             raise ValueError(f"No collective is called {op!r}: {', '.join(OPS)}.")
@@ -40,7 +40,7 @@ def grids(ops: tuple[str, ...], ranks: int) -> list[Grid]:
 
 
 def story(ops: tuple[str, ...], found: list[Grid]) -> str:
-    """The same in words: a line for each rank."""
+    """Tell the same in words: a line for each rank."""
     lines = [" then ".join(ops)]
     for rank in range(len(found[0])):
         held = ["  ".join(grid[rank]) or "nothing" for grid in found]

@@ -19,7 +19,7 @@ IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', flags=re.MUL
 
 
 def plain(text: str) -> str:
-    """A module's text to be joined and stored: without imports of our files, notes, indentation.
+    """Return a module's text to be stored: without imports of our files, notes, indentation.
 
     Their notes are for who reads lib/draw/js, not for storage.
     """
@@ -29,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def sources(kind: str) -> list[Path]:
-    """The files of one kind of picture, what a file imports before it; those of HAND left out."""
+    """Return the files of one kind of picture, without those of HAND, in the order of imports."""
     path = JS / f"{kind}.js"
     if not path.is_file():
         raise ValueError(f"No picture is called {kind!r}: there is no lib/draw/js/{kind}.js.")
@@ -47,14 +47,14 @@ def sources(kind: str) -> list[Path]:
 
 @cache
 def hand() -> str:
-    """The text that every picture shares: the palette, then the files of HAND."""
+    """Return the text that every picture shares: the palette, then the files of HAND."""
     palette = json.dumps(style.palette(), ensure_ascii=False, separators=(",", ":"))
     return f"const style = {palette};\n" + _joined(JS / f"{name}.js" for name in HAND)
 
 
 @cache
 def kind_text(kind: str) -> str:
-    """The text of one kind of picture."""
+    """Return the text of one kind of picture."""
     return _joined(sources(kind))
 
 
@@ -63,5 +63,5 @@ def _joined(paths) -> str:
 
 
 def module(kind: str) -> str:
-    """The whole module of a kind of picture, as the browser imports it."""
+    """Return the whole module of a kind of picture, as the browser imports it."""
     return hand() + "\n" + kind_text(kind)

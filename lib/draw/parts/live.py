@@ -39,7 +39,7 @@ export default {
 
 
 def packed(data: dict) -> dict:
-    """The data as they travel: small ones as they are, other ones as zlib in base64.
+    """Pack the data as they travel: small ones as they are, other ones as zlib in base64.
 
     A notebook is stored with the keys of all its dicts sorted. So data in which the order of names
     says something (the lines of curves have their colours by it) travel as a text.

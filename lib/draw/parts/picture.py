@@ -23,7 +23,7 @@ class Picture:
         self._widget, self._stills = None, {}
 
     def still(self, *, words: bool = True) -> Still:
-        """The marks and their size, laid out when first needed; without `words` sooner."""
+        """Return the marks and their size, laid out when first needed; sooner without `words`."""
         if words not in self._stills:
             kind, data = self.live
             data = {"summary": self.summary} | data
@@ -63,7 +63,7 @@ class Picture:
         return data, {"image/png": {"width": self.width}}
 
     def widget(self):
-        """The living picture; made when it is first shown."""
+        """Return the living picture; it is made when it is first shown."""
         if self._widget is None:
             from lib.draw.parts.live import Live  # its imports are slow, and stills do without
 
@@ -79,7 +79,7 @@ class Picture:
         path.write_bytes(self.png() if path.suffix == ".png" else self.svg().encode())
 
     def png(self, *, dark: bool = False) -> bytes:
-        """The picture as a PNG with a palette, two pixels for one; the same bytes every time."""
+        """Return the picture as a PNG with a palette, two pixels for one; always the same bytes."""
         from lib.draw.parts.pixels import draw  # Pillow, which drawing SVG does without
         from lib.draw.parts.png import png
 
@@ -88,7 +88,7 @@ class Picture:
         return png(draw(laid, dark), [shade[dark] for shade in shades])
 
     def svg(self) -> str:
-        """The picture as SVG text, with the colours for light and for dark paper in it."""
+        """Return the picture as SVG text, with the colours for light and for dark paper in it."""
         laid = page(self.still())
         shades = sorted({s for m in laid.marks for s in (m.fill, m.edge) if s} | {style.PAPER})
         names = {shade: f"c{number}" for number, shade in enumerate(shades)}

@@ -19,7 +19,7 @@ _FINE = 4  # what is oblique is drawn this much larger, and shrunk
 
 
 def draw(still: Still, dark: bool) -> Image.Image:
-    """The still on light or dark paper, as an RGB image twice its size."""
+    """Draw the still on light or dark paper, as an RGB image twice its size."""
     scale = 2 if len(still.marks) <= CROWDED else 1.5
     canvas = _Canvas(round(still.width * scale), round(still.height * scale), scale, dark)
     ways = {"text": canvas.text, "box": canvas.box, "area": canvas.area, "line": canvas.line}

@@ -74,29 +74,29 @@ _PIECES = (COMPUTE["forward"], COMM["all_reduce"], COMPUTE["backward for weights
 
 
 def family(op: str) -> str:
-    """The name under which an operation has its colour: "send" is a message, "F" is forward."""
+    """Return the name whose colour an operation has: "send" is a message, "F" is forward."""
     op = _SAME.get(op, op)
     return op if op in COMPUTE or op in COMM else "compute"
 
 
 def colour(op: str) -> Shade:
-    """The colour of an operation; one that has none of its own is drawn as plain compute."""
+    """Return the colour of an operation; one that has none of its own is drawn as plain compute."""
     name = family(op)
     return COMPUTE.get(name) or COMM[name]
 
 
 def memory(kind: str) -> Shade:
-    """The colour of a kind of memory; one that is not known is drawn as other."""
+    """Return the colour of a kind of memory; one that is not known is drawn as other."""
     return MEMORY.get(kind, MEMORY["other"])
 
 
 def piece(rank: int) -> Shade:
-    """The colour of what came from a rank."""
+    """Return the colour of what came from a rank."""
     return _PIECES[rank % len(_PIECES)]
 
 
 def on(shade: Shade) -> Shade:
-    """The colour of letters on top of a shade: whichever of black and white stands out more."""
+    """Return the colour of letters on a shade: whichever of black and white stands out more."""
     return Shade(*("#000000" if _light(c) > 0.18 else "#ffffff" for c in shade))
 
 
@@ -108,7 +108,7 @@ def _light(colour: str) -> float:
 
 
 def amount(number: float, unit: str) -> str:
-    """A number in three digits with its prefix: amount(2.5e6, "B") is "2.5 MB"; 1,000 without."""
+    """Write a number in three digits with its prefix: amount(2.5e6, "B") is "2.5 MB"."""
     if not unit:
         return f"{number:,g}"
     if not number:
@@ -119,7 +119,7 @@ def amount(number: float, unit: str) -> str:
 
 
 def palette() -> dict:
-    """All of this file that the browser's side of a picture needs, as JSON can hold it."""
+    """Return all of this file that the browser's side of a picture needs, as JSON can hold it."""
     return {
         "paper": PAPER, "ink": INK, "faint": FAINT, "grid": GRID, "compute": COMPUTE, "comm": COMM,
         "memory": MEMORY,

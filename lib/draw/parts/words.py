@@ -11,7 +11,7 @@ def in_words(ranks: list[int]) -> str:
 
 
 def named(op: str, microbatch: int) -> str:
-    """An operation with its microbatch: "F3", "forward 3", "step"."""
+    """Name an operation with its microbatch: "F3", "forward 3", "step"."""
     return op if microbatch < 0 else f"{op}{' ' * (len(op) > 1)}{microbatch}"
 
 

@@ -68,7 +68,7 @@ class _Rows(NamedTuple):
         return np.stack([np.bincount(part, minlength=size) for part in self.halves(self.name)])
 
     def halves(self, column) -> tuple:
-        """A column of this run, and of the other."""
+        """Return a column of this run, and of the other."""
         return column[: self.here], column[self.here :]
 
 

@@ -40,7 +40,7 @@ class Step:
 
 
 def bubble(ledger: Ledger) -> Bubble:
-    """The share of makespan × ranks in which no compute row runs (GPipe's (p-1)/(m+p-1))."""
+    """Return the share of makespan × ranks in which no compute row runs (GPipe's (p-1)/(m+p-1))."""
     has_rows(ledger, "bubble")
     shown = ledger.where(lane=["compute", "comm"])
     span = shown.makespan
@@ -59,7 +59,7 @@ def _spans(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
 
 
 def critical_path(ledger: Ledger) -> list[Step]:
-    """What the end of a run had to wait for, from its first start on. [Note: the critical path]"""
+    """Return what the end of a run waited for since its first start. [Note: the critical path]"""
     has_rows(ledger, "critical path")
     first = float(ledger.column("start").min())
     walk = _Walk(ledger.where(lane=["compute", "comm", "wait"]), first)

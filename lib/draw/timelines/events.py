@@ -174,7 +174,7 @@ def _tracks(events: Events) -> np.ndarray:
 
 
 def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], list[str]]:
-    """The ranks to draw, and in words those that only one of the two has, or that are missing."""
+    """Return the ranks to draw, and in words those that one of the two lacks or that no one has."""
     ranks = list(ledger.ranks)
     if len(ranks) > RANKS:
         raise ValueError(

@@ -33,7 +33,7 @@ class Stack:
 
 
 def kinds_of(ledger: Ledger) -> list[str]:
-    """The kinds of memory in a ledger, as they are stacked."""
+    """Return the kinds of memory in a ledger, as they are stacked."""
     return ordered(set(ledger.where(lane="memory").column("op").tolist()))
 
 
@@ -43,7 +43,7 @@ def ordered(found: set[str]) -> list[str]:
 
 
 def stacks(ledger: Ledger, ranks, zero: float, most: int = MOST, kinds=None) -> list[Stack]:
-    """The memory of each of `ranks` that has rows; thinned so that every peak stays.
+    """Return the memory of each of `ranks` that has rows; thinned so that every peak stays.
 
     `kinds` are those that are stacked, at least the ledger's own.
     """
@@ -118,7 +118,7 @@ def packed(made: list[Stack], kinds: list[str], tick: float) -> dict:
 
 
 def in_words(made: list[Stack]) -> list[tuple[list[int], str]]:
-    """What each rank's peak is made of, ranks of the same peak together."""
+    """Say what each rank's peak is made of, ranks of the same peak together."""
     told: dict[str, list[int]] = {}
     for stack in made:
         peak = stack.peak

@@ -86,7 +86,7 @@ class CachingAllocator:
 
     def __init__(self, capacity: int | None = None, fit: str = "best"):
         if fit not in FITS:
-            raise ValueError(f"fit is one of {', '.join(FITS)}, not {fit!r}.")
+            raise ValueError(f"fit must be one of {', '.join(FITS)}, not {fit!r}.")
         self.capacity = None if capacity is None else whole(capacity, "capacity")
         self.fit = fit
         self.segments: list[Segment] = []  # by address

@@ -41,7 +41,7 @@ def members_only(store, rank: int, size: int, timeout) -> tuple[ProcessGroupGloo
             backend.set_timeout(timeout)
             return backend, [end for end in held if end.taken]
     raise RuntimeError(
-        f"the ranks could not connect with each other alone in {_ATTEMPTS} attempts. Another "
+        f"The ranks could not connect with each other alone in {_ATTEMPTS} attempts. Another "
         "program on this machine keeps connecting to the ports that are open on loopback while a "
         "group is made. It got no answer, and nothing of it was used. Look for that program "
         "(`ss -tnp` lists connections), and run the cell again."

@@ -129,7 +129,7 @@ class Processes:
         gone, anew, self.whole = set(lost), set(), False
         if not os.path.isdir(self.folder):
             raise RankError(
-                f"the folder of this World, {self.folder}, was removed while it was in use. "
+                f"The folder of this World, {self.folder}, was removed while it was in use. "
                 "Make a new World."
             )
         for attempt in range(_ATTEMPTS):
@@ -181,7 +181,7 @@ class Processes:
     def _await_start(self, pending: set[int], interrupts: Interrupts, patience=0.0) -> None:
         def hear(rank, message):
             if isinstance(message, Failure):
-                raise RankError("could not start: " + ranks_say([message]), rank)
+                raise RankError("The ranks could not start: " + ranks_say([message]), rank)
             pending.discard(rank)
 
         if not self._await(pending, hear, interrupts, patience):
@@ -228,11 +228,11 @@ class Processes:
 
         def hear(rank, message):
             if isinstance(message, Failure):
-                raise RankError("the ranks could not meet: " + ranks_say([message]), rank)
+                raise RankError("The ranks could not meet: " + ranks_say([message]), rank)
             call, kind, value, _ = message
             if call == number and kind != "ok":
                 told = ranks_say([Failure(rank, kind, **value)])
-                raise RankError("the ranks could not meet: " + told, rank)
+                raise RankError("The ranks could not meet: " + told, rank)
             pending.difference_update({rank} if call == number else ())
 
         if not self._await(pending, hear, interrupts, _PATIENCE):

@@ -46,6 +46,6 @@ def follow(now: tuple, names: list[str]) -> None:
             importlib.reload(sys.modules[name])
         except Exception as error:
             raise ImportError(
-                f"the notebook loaded the module `{name}` anew, and this rank could not: "
+                f"The notebook loaded the module `{name}` anew, and this rank could not: "
                 f"{type(error).__name__}: {error}. It goes on with what it had loaded before."
             ) from error

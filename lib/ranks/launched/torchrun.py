@@ -128,7 +128,7 @@ def _timedelta(timeout) -> datetime.timedelta:
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=timeout)
     if timeout <= datetime.timedelta(0):
-        raise ValueError(f"timeout is {timeout}, and it must be longer than nothing.")
+        raise ValueError(f"timeout must be longer than nothing, not {timeout}.")
     return timeout
 
 

@@ -89,7 +89,7 @@ class Batches:
         strangers = {str(t.device) for t in tensors if t.device.type != self.together.type}
         if strangers:
             raise ValueError(
-                f"a batch of group {self.label} is for tensors on {self.together}, and one of "
+                f"A batch of group {self.label} is for tensors on {self.together}, and one of "
                 f"these is on {', '.join(sorted(strangers))}. Move it there, or leave it out of "
                 "the batch. Nothing was launched."
             )

@@ -125,6 +125,6 @@ class Messages:
         if 0 <= place < len(self.members):
             return self.members[place]
         raise ValueError(
-            f"there is no rank {place} {what}: group {self.label} has {list_of(self.members)}. At "
+            f"There is no rank {place} {what}: group {self.label} has {list_of(self.members)}. At "
             "the ends of a chain leave this call out; in a ring take the number modulo the size."
         )

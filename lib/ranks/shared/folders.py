@@ -39,7 +39,7 @@ def make(*, short: bool = False) -> str:
         except OSError as error:
             reasons.append(f"  {home}: {error.strerror}")
     raise RankError(
-        "the ranks need a private folder, and no directory can hold it:\n"
+        "The ranks need a private folder, and no directory can hold it:\n"
         + "\n".join(reasons)
         + "\nFree some space there, or set TMPDIR to a directory that you can write to."
     )

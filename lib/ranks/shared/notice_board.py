@@ -95,7 +95,7 @@ class NoticeBoard(Slots):
             if kind in (Kind.PAIR, Kind.ORDER):
                 return  # more messages under way than there is room to follow
             raise RuntimeError(
-                f"rank {rank} uses more than {GROUPS} groups and pairs of ranks at once: end those "
+                f"Rank {rank} uses more than {GROUPS} groups and pairs of ranks at once: end those "
                 "you no longer need with dist.destroy_process_group(group)."
             )
         at = rank * RANK + _COUNTS + len(places) * _GROUP.size

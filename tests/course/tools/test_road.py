@@ -205,6 +205,14 @@ def test_one_family_can_be_tried_alone(capsys):
     tests, chapters = steps.only("pipeline")
     assert "tests/parallel/pipeline/test_runtime.py" in tests and "tests/test_house.py" not in tests
     assert "chapters/06-pipeline-bubbles.ipynb" in chapters
+    assert not any("asynchronous" in path for path in tests + chapters)
+    tests, chapters = steps.only("data")
+    assert "tests/parallel/data/test_ddp.py" in tests
+    assert not any("timeline_data" in path or "/data_parallel/" in path for path in tests)
+    assert chapters[-1] == "chapters/01-data-parallel.ipynb"
+    [chapter] = steps.only("06")
+    assert chapter[-1] == "chapters/06-pipeline-bubbles.ipynb"
+    assert any("test_steps.py" in word for word in steps.only("teps")[0])  # nothing is called so
     assert steps.main(["--only", "nothing-like-it"]) == 2
     assert capsys.readouterr().err == "no test and no chapter has 'nothing-like-it' in its path\n"
 

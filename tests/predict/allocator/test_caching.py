@@ -231,7 +231,7 @@ def test_random_lives_leave_no_gap_and_no_free_neighbours(fit, seed):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: CachingAllocator(fit="worst"), "fit is one of best, first, not 'worst'."),
+        (lambda: CachingAllocator(fit="worst"), "fit must be one of best, first, not 'worst'."),
         (lambda: CachingAllocator(0), "capacity must be a whole number of at least 1, not 0."),
         (lambda: CachingAllocator().allocate(0), "nbytes must be a whole number of at least 1"),
         (lambda: rounded(-1), "nbytes must be a whole number of at least 0, not -1."),

@@ -111,5 +111,5 @@ def test_bad_input_is_refused_in_a_sentence():
     words = "No storage here is one of gradients."
     with pytest.raises(ValueError, match=re.escape(words)):
         replay(checkpointed(), arena=["gradients"])
-    with pytest.raises(ValueError, match="fit is one of best, first"):
+    with pytest.raises(ValueError, match="fit must be one of best, first"):
         replay(checkpointed(), "worst")

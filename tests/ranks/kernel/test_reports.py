@@ -297,9 +297,9 @@ def broadcasts_from_nowhere():
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        (sends_past_the_end, "there is no rank 2 to send to: group world has ranks 0 and 1."),
-        (receives_before_the_start, "there is no rank -1 to receive from: group world has"),
-        (broadcasts_from_nowhere, "there is no rank 7 to be the root of a broadcast: group world"),
+        (sends_past_the_end, "There is no rank 2 to send to: group world has ranks 0 and 1."),
+        (receives_before_the_start, "There is no rank -1 to receive from: group world has"),
+        (broadcasts_from_nowhere, "There is no rank 7 to be the root of a broadcast: group world"),
     ],
 )
 def test_a_partner_that_is_not_in_the_group(world, step, text):

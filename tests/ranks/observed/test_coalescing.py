@@ -209,8 +209,8 @@ def broken_off(where):
         ("of_two_kinds", "RuntimeError: Coalescing manager requires all collectives to be"),
         ("on_gloo", "RuntimeError: Group world cannot launch operations on cpu tensors as one"),
         ("after_a_send", "KeyError: 'mine'"),
-        ("to_nobody", "ValueError: there is no rank 17 to receive from"),
-        ("elsewhere", "ValueError: a batch of group world is for tensors on meta, and one of"),
+        ("to_nobody", "ValueError: There is no rank 17 to receive from"),
+        ("elsewhere", "ValueError: A batch of group world is for tensors on meta, and one of"),
     ],
 )
 def test_a_batch_that_breaks_off_leaves_no_trace(worlds, where, words):
