@@ -177,5 +177,5 @@ def test_zero2_shares_gradients_and_states_to_the_byte(world):
         assert after["gradients"] == sum(buckets) // world.size
         assert after["optimizer"] == optimizer_states(flats, world.size, rank)
         lasting = sum(after[kind] for kind in ("parameters", "gradients", "optimizer"))
-        assert lasting <= most < lasting + fused_buffer_bytes(SHAPE, world.size, BUCKET)
+        assert most == lasting
     assert len(buckets) > 3 and launched(ledger)[-2 * len(calls) :] == calls * 2
