@@ -130,12 +130,21 @@ class Call:
     # How it fails. Each way composes its report from the board before the board is cleared.
 
     def _failed(self):
-        grace = time.monotonic() + _STORY  # others may have their own; who waits has none
-        while time.monotonic() < grace and self.pending - set(self._waiting(self.pending)):
+        began = time.monotonic()
+        while time.monotonic() - began < self._still_to_come():
             self._hear(0.005)
         waiting = self._waiting(self.pending)
         self._stop(hard=bool(self.pending))  # some speak before the order comes
         self._raise(reports.compose(reports.failed, self.failed, self.board, waiting))
+
+    def _still_to_come(self) -> float:
+        """Give the seconds in which ranks still in the call may fail or come to their own wait.
+
+        A rank whose wait has been answered, and which has not woken yet, is let go on to the next.
+        """
+        if not self.pending - self._waiting(self.pending).keys():
+            return _GRACE if diagnosis.answered(self.board, self.pending, self.streamed) else 0.0
+        return _STORY
 
     def _stuck(self, waits: dict[int, diagnosis.Wait]):
         board, called = self.board, self.ranks

@@ -9,7 +9,7 @@ from lib.parallel.sharded import FSDP, ShardedDataParallel, ZeroRedundancyOptimi
 from lib.predict.shape import GPTShape
 from lib.predict.sharded.traffic import of_fsdp
 from lib.predict.sharded.units import Unit, alive, optimizer_states, units_of
-from lib.predict.sharded.zero_step import exchanges, fused_buffer_bytes, gradient_buckets
+from lib.predict.sharded.zero_step import exchanges, gradient_buckets
 from lib.ranks.memory import Memory
 from lib.single import GPT, next_token_loss
 
