@@ -66,10 +66,10 @@ def _gradients(nbytes, seconds, names) -> dict:
 
 def network_choices(ranks, link, alpha, bandwidth) -> dict:
     """Return what the sliders of a network can be set to, and where they start."""
-    found = hardware.link(link)
-    name = found.name
-    alpha = float(found.alpha if alpha is None else alpha)
-    bandwidth = float(found.bandwidth if bandwidth is None else bandwidth)
+    known = hardware.link(link)
+    name = known.name
+    alpha = float(known.alpha if alpha is None else alpha)
+    bandwidth = float(known.bandwidth if bandwidth is None else bandwidth)
     if ranks < 1 or not (0 <= alpha < float("inf") and 0 < bandwidth < float("inf")):
         raise ValueError(
             f"{ranks} ranks, {alpha:g} s a round, {bandwidth:g} bytes/s: at least 1, 0 and above 0."
@@ -130,8 +130,8 @@ def _measured(ledger: Ledger) -> dict:
         free = max(row.end, start)
         bars.append([start - zero, free - zero])
     ranks = len(sums[0].members)
-    told = {"source": ledger.source, "caption": captions.phrase(ledger)}
-    return told | {"ranks": ranks, "backward": max(row.end for row in back) - zero, "bars": bars}
+    facts = {"source": ledger.source, "caption": captions.phrase(ledger)}
+    return facts | {"ranks": ranks, "backward": max(row.end for row in back) - zero, "bars": bars}
 
 
 def _many(number: int, noun: str) -> str:

@@ -77,7 +77,7 @@ def _words(fit) -> str:
 
 def _story(points, lines, predicted, x, y, lines_are: str) -> str:
     """The same in words, without times: they differ from run to run."""
-    told = [f"curve: {y[0]} against {x[0]}"]
+    lines_of_text = [f"curve: {y[0]} against {x[0]}"]
     for name in dict.fromkeys([*points, *lines]):
         have = points.get(name) or lines[name]
         low, high = min(a for a, _ in have), max(a for a, _ in have)
@@ -86,5 +86,5 @@ def _story(points, lines, predicted, x, y, lines_are: str) -> str:
             band = " in its error band" if getattr(predicted[name], "worst", 0) else ""
             what.append(f"a {lines_are} line{band}")
         reach = f"{style.amount(low, x[1])} to {style.amount(high, x[1])}"
-        told.append(f"  {name}: {' and '.join(what)}, from {reach}")
-    return "\n".join(told)
+        lines_of_text.append(f"  {name}: {' and '.join(what)}, from {reach}")
+    return "\n".join(lines_of_text)

@@ -50,11 +50,11 @@ def _captions(runs: Mapping[str, Ledger]) -> list[str]:
     for name, ledger in runs.items():
         names.setdefault(captions.of_ledger(ledger), []).append(name)
     alone = len(names) == 1
-    told = [text if alone else f"{', '.join(of)}: {text[0].lower()}{text[1:]}"
+    sentences_of_runs = [text if alone else f"{', '.join(of)}: {text[0].lower()}{text[1:]}"
             for text, of in names.items()]  # fmt: skip
     if any(ledger.source != "predicted" for ledger in runs.values()):
-        told.append("Bytes are counted as tensors come and go.")
-    return told
+        sentences_of_runs.append("Bytes are counted as tensors come and go.")
+    return sentences_of_runs
 
 
 def has_memory(ledger) -> None:

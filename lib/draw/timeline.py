@@ -93,8 +93,8 @@ def _story(ledger: Ledger, over: Ledger | None, odd: list[str], names: dict) -> 
     for rank, words in of_rank.items():
         stories.setdefault(", ".join(words) or "computing", []).append(rank)
     lines = [f"timeline, {ledger.source}: a row a rank, time to the right"]
-    who = (lambda ranks: ", ".join(names[rank] for rank in ranks)) if names else in_words
-    lines += [f"  {who(ranks)}: {words}" for words, ranks in stories.items()]
+    named = (lambda ranks: ", ".join(names[rank] for rank in ranks)) if names else in_words
+    lines += [f"  {named(ranks)}: {words}" for words, ranks in stories.items()]
     lines += [f"  {line}" for line in odd]
     return "\n".join(lines + ([f"  dashed: {over.source}"] if over else []))
 

@@ -28,6 +28,6 @@ def versions(seen, *, caption: str = "") -> Picture:
 def _story(seen) -> str:
     lines = ["versions of the weights that each microbatch sees"]
     for stage, row in enumerate(seen):
-        told = [str(f) if f == b else f"{f}|{b}" for f, b in row]
-        lines.append(f"  stage {stage}: {' '.join(told)}")
+        versions = [str(f) if f == b else f"{f}|{b}" for f, b in row]
+        lines.append(f"  stage {stage}: {' '.join(versions)}")
     return "\n".join(lines)

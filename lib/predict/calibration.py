@@ -182,11 +182,11 @@ class Calibration:
     def sweep(self, op: str = "all_reduce", ranks: int | None = None) -> MeasuredSweep:
         """Return what was measured of `op`, for `ranks` or the nearest number that was measured."""
         ranks = self.facts["ranks"] if ranks is None else ranks
-        found = [sweep for sweep in self.sweeps if sweep.op == op]
-        if not found:
+        of_this_op = [sweep for sweep in self.sweeps if sweep.op == op]
+        if not of_this_op:
             known = ", ".join(dict.fromkeys(sweep.op for sweep in self.sweeps)) or "no collective"
             raise ValueError(f"This calibration has no {op!r}: it measured {known}.")
-        return min(found, key=lambda sweep: (abs(sweep.ranks - ranks), sweep.ranks))
+        return min(of_this_op, key=lambda sweep: (abs(sweep.ranks - ranks), sweep.ranks))
 
     def ring(self, op: str = "all_reduce", ranks: int | None = None) -> tuple[float, float]:
         """Return latency and bandwidth of a link on which a ring takes as long as was measured.

@@ -109,14 +109,14 @@ class Larger:
 
         Raises ValueError for a size with two meanings or with none.
         """
-        found = self._shapes.get((sizes, index))
-        if found is None:
+        larger = self._shapes.get((sizes, index))
+        if larger is None:
             if len(sizes) == 1 and not index:
-                found = (self.flat(*sizes),)
+                larger = (self.flat(*sizes),)
             else:
-                found = tuple(self.size(size, index) for size in sizes)
-            self._shapes[sizes, index] = found
-        return found
+                larger = tuple(self.size(size, index) for size in sizes)
+            self._shapes[sizes, index] = larger
+        return larger
 
     def flat(self, size: int) -> int:
         """Return what a tensor of one dim stands for: a known size, a bucket or a flat shard."""
@@ -183,7 +183,7 @@ class Larger:
     def _flats(self) -> dict[int, dict[int, str]]:
         """Return the sizes of all buckets and flat shards, with what they stand for."""
         both = [[p.numel for p in shape.parameters] for shape in (self.small, self.large)]
-        found = [(f"{count} parameters", pair) for count, pair in _runs(list(zip(*both)))]
+        sums_of_runs = [(f"{count} parameters", pair) for count, pair in _runs(list(zip(*both)))]
         blocks: dict[int, tuple[int, int]] = {}
         for parameter, pair in zip(self.small.parameters, zip(*both)):
             sums = blocks.get(parameter.block, (0, 0))
@@ -192,8 +192,8 @@ class Larger:
             for n in self.shared_by:
                 share = tuple(-(-numel // n) for numel in pair)
                 what = f"{count} blocks, shared by {n} ranks"
-                found += [(what, share), (f"{what}, padded", _product(share, (n, n)))]
-        return _collected(found)
+                sums_of_runs += [(what, share), (f"{what}, padded", _product(share, (n, n)))]
+        return _collected(sums_of_runs)
 
     def _only(self, size: int, meanings: dict[int, str], what: str) -> int:
         if len(meanings) == 1:
@@ -220,16 +220,16 @@ def _inside_attention(small: GPTShape, large: GPTShape) -> dict[str, tuple[int, 
     """Return the sizes that only attention's tensors have, (of the small run, of the large one)."""
     both = small, large
     groups = tuple(shape.heads // shape.kv_heads for shape in both)
-    found = {
+    pairs = {
         "q, k and v together": tuple(shape.qkv_width for shape in both),
         "a head's size": tuple(shape.head_size for shape in both),
         "q, k and v": tuple(n + 2 for n in groups),
     }
     if groups[0] > 1:
-        found["heads of a group"] = groups
+        pairs["heads of a group"] = groups
     if small.positions == "rotary":
-        found["half a head's size"] = tuple(shape.head_size // 2 for shape in both)
-    return found
+        pairs["half a head's size"] = tuple(shape.head_size // 2 for shape in both)
+    return pairs
 
 
 def _collected(named) -> dict[int, dict[int, str]]:

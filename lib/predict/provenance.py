@@ -13,31 +13,31 @@ def speeds_of(speeds) -> dict:
     the one that data/hardware.yaml has for the link of that name; `real` then holds both of its
     figures. `stands_for` says for which large model a run stands, and with which sizes it is run.
     """
-    found = {name: getattr(speeds, name) for name in _NAMES if getattr(speeds, name, None)}
-    if "stands_for" in found:
-        found["stands_for"] = str(found["stands_for"])
-    return found | link_of(found.get("link"), found.get("alpha"), found.get("bandwidth"))
+    facts = {name: getattr(speeds, name) for name in _NAMES if getattr(speeds, name, None)}
+    if "stands_for" in facts:
+        facts["stands_for"] = str(facts["stands_for"])
+    return facts | link_of(facts.get("link"), facts.get("alpha"), facts.get("bandwidth"))
 
 
 def of_prediction(speeds) -> dict:
     """Return the `meta` of a prediction from `speeds`: empty where these have no names."""
-    told = speeds_of(speeds)
-    kept = {name: value for name, value in told.items() if name not in ("factor", "stands_for")}
+    facts = speeds_of(speeds)
+    kept = {name: value for name, value in facts.items() if name not in ("factor", "stands_for")}
     return {"speeds": kept} if {"gpu", "link"} <= set(kept) else {}
 
 
 def link_of(link: str | None, alpha: float | None, bandwidth: float | None) -> dict:
     """Return a link as plain data: its name, latency (s), bandwidth, and whether it is invented."""
-    told = {"link": link, "alpha": alpha, "bandwidth": bandwidth}
+    as_given = {"link": link, "alpha": alpha, "bandwidth": bandwidth}
     measured = stored_calibrations.is_name(link)  # here, so nobody invented it
     if link is None or alpha is None or bandwidth is None or measured:
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in as_given.items() if value is not None}
     try:
         known = hardware.link(link)
     except ValueError:  # a link that the table does not know
-        return told
+        return as_given
     real = [float(known.alpha), float(known.bandwidth)]
     pairs = zip((alpha, bandwidth), real)
     if all(abs(one - other) <= _CLOSE * other for one, other in pairs):
-        return told | {"link": known.name}
-    return told | {"link": known.name, "invented": True, "real": real}
+        return as_given | {"link": known.name}
+    return as_given | {"link": known.name, "invented": True, "real": real}

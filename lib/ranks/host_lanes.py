@@ -102,8 +102,8 @@ class HostLanes:
     def _event(self, op: str, start, nbytes: int):
         if not this_rank.recording:
             return None
-        who = {"group": "host", "members": (this_rank.rank,), "number": next(self.numbers)}
-        return this_rank.recording.note("comm", op, start, bytes=nbytes, **who)
+        numbered = {"group": "host", "members": (this_rank.rank,), "number": next(self.numbers)}
+        return this_rank.recording.note("comm", op, start, bytes=nbytes, **numbered)
 
     def _end(self, event) -> None:
         if event is not None and this_rank.recording:

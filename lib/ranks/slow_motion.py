@@ -69,8 +69,8 @@ class SlowMotion(Roofline):
 
     def _given(self) -> str:
         names = [field.name for field in fields(self)][1:]
-        said = (f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) is not None)
-        return f"SlowMotion({self.gpu!r}, {', '.join(said)})"
+        keywords = (f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) is not None)
+        return f"SlowMotion({self.gpu!r}, {', '.join(keywords)})"
 
     def __repr__(self):
         return self.given

@@ -158,8 +158,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             for parameter in chunk:
                 self.home[parameter].grad, self.stepped[parameter] = None, [task]
         self._keep_states()
-        there = [p for p in chunk if p.untyped_storage().nbytes()]  # a cache may hold none of it
-        return [self.host.to_device(p.data, self.home[p].data, [task]) for p in there]
+        # A cache may hold none of it.
+        on_device = [p for p in chunk if p.untyped_storage().nbytes()]
+        return [self.host.to_device(p.data, self.home[p].data, [task]) for p in on_device]
 
     def _keep_states(self) -> None:
         for values in self.state.values():

@@ -86,13 +86,13 @@ def scaling(
     Strong scaling shares that batch; weak scaling gives each GPU `samples`.
     """
     alone, own = (overlapped_step(shape, n, 1).makespan for n in (whole, samples))
-    found = []
+    rows = []
     for ranks in (2**power for power in range(whole.bit_length())):
         network = ranks, outside, rails
         speed_up = alone / overlapped_step(shape, whole // ranks, *network).makespan
         weak = own / overlapped_step(shape, samples, *network).makespan
-        found.append(Scaled(ranks, speed_up, speed_up / ranks, weak))
-    return found
+        rows.append(Scaled(ranks, speed_up, speed_up / ranks, weak))
+    return rows
 
 
 def table(rows: list[Scaled]) -> str:

@@ -97,8 +97,8 @@ def collectives(ledger: Ledger) -> str:
 def calls(ledger: Ledger) -> list[str]:
     """List rank 0's collectives after the last barrier, in order, equal neighbours together."""
     rows = sorted(calls_of_rank_0(ledger), key=lambda row: row.number)
-    told = [f"{row.op} {row.bytes:,}" for row in rows]
-    runs = [(line, len(list(same))) for line, same in groupby(told)]
+    calls_in_words = [f"{row.op} {row.bytes:,}" for row in rows]
+    runs = [(line, len(list(same))) for line, same in groupby(calls_in_words)]
     return [line + f" × {count}" * (count > 1) for line, count in runs]
 
 

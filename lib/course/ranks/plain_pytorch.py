@@ -91,8 +91,8 @@ def _reports(step, args: tuple, ranks: int, seconds: float) -> list[str]:
         try:
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
-                given = (theirs, call, rank, ranks, f"{folder}/store", seconds)
-                process = context.Process(target=_be_a_rank, args=given, daemon=True)
+                arguments = (theirs, call, rank, ranks, f"{folder}/store", seconds)
+                process = context.Process(target=_be_a_rank, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 started.append((process, ours))

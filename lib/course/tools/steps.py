@@ -129,8 +129,8 @@ def summary(counts: Counter, seconds: float) -> str:
     """Return the last line, as pytest would write it."""
     good = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
     words = {"failures": "failed", "skipped": "skipped", "errors": "errors"}
-    told = [f"{counts[key]} {word}" for key, word in words.items() if counts[key]]
-    return f"{', '.join([f'{good} passed', *told])} in {seconds:.1f}s"
+    others = [f"{counts[key]} {word}" for key, word in words.items() if counts[key]]
+    return f"{', '.join([f'{good} passed', *others])} in {seconds:.1f}s"
 
 
 @dataclass

@@ -38,8 +38,8 @@ def phrase(ledger: Ledger) -> str:
 
 def joined(*sentences: str) -> str:
     """Sentences one after the other, each with its full stop."""
-    told = (sentence.strip() for sentence in sentences)
-    return " ".join(one if one[-1] in ".!?" else f"{one}." for one in told if one)
+    stripped = (sentence.strip() for sentence in sentences)
+    return " ".join(one if one[-1] in ".!?" else f"{one}." for one in stripped if one)
 
 
 def link_in_words(told: dict) -> str:

@@ -31,12 +31,12 @@ def grids(ops: tuple[str, ...], ranks: int) -> list[Grid]:
     if not ops or not 2 <= ranks <= 8:
         raise ValueError(f"{len(ops)} collectives on {ranks} ranks: name one, on 2 to 8 ranks.")
     pieces = range(ranks) if ops[0] in _IN_PIECES else [""]
-    found = [[[f"{chr(65 + r)}{i}" for i in pieces] for r in range(ranks)]]
+    after_each_op = [[[f"{chr(65 + r)}{i}" for i in pieces] for r in range(ranks)]]
     if ops[0] in _FROM_ROOT:
-        found[0][1:] = [[] for _ in range(ranks - 1)]
+        after_each_op[0][1:] = [[] for _ in range(ranks - 1)]
     for op in ops:
-        found.append(OPS[op](found[-1]))
-    return found
+        after_each_op.append(OPS[op](after_each_op[-1]))
+    return after_each_op
 
 
 def story(ops: tuple[str, ...], found: list[Grid]) -> str:

@@ -35,12 +35,12 @@ def still(kind: str, data: dict, width: float, *, words: bool) -> Still:
     `words` are what its marks tell: pixels do without. Raises RuntimeError in a process that was
     forked from one with a V8.
     """
-    told = json.dumps(json.dumps(data, allow_nan=False))
+    as_text = json.dumps(json.dumps(data, allow_nan=False))
     with _lock:
         _know(kind)
-        text = _v8().eval(f"still({json.dumps(kind)}, {told}, {width}, {json.dumps(words)})")
+        text = _v8().eval(f"still({json.dumps(kind)}, {as_text}, {width}, {json.dumps(words)})")
     marks, used, height, heading, caption = json.loads(text)
-    return Still([_mark(told) for told in marks], round(used), round(height), heading, caption)
+    return Still([_mark(one) for one in marks], round(used), round(height), heading, caption)
 
 
 def _mark(told: dict) -> Mark:

@@ -88,10 +88,10 @@ class Live(anywidget.AnyWidget):
 
     def _hear(self, _, content, buffers) -> None:
         """Answer a greeting, or run what is asked and show what comes of it, or why not."""
-        said = ""
+        refusal = ""
         if content.get("ask") and self._ask:
             try:
                 self.data = packed(self._ask(content["ask"], content["state"]))
             except Exception as wrong:
-                said = f"{type(wrong).__name__}: {wrong}"
-        self.send({"manyRanks": said})
+                refusal = f"{type(wrong).__name__}: {wrong}"
+        self.send({"manyRanks": refusal})

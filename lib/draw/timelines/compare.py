@@ -94,11 +94,11 @@ def compare(ledger: Ledger, over: Ledger) -> Difference:
         )
         at = int(abs(longer).argmax())
         row = ledger[int(first[at])]
-        told = rows.precise or alone[np.flatnonzero(same == at)[0]]
-        worst = (row.rank, row.op, row.microbatch if told else -1)
+        by_microbatch = rows.precise or alone[np.flatnonzero(same == at)[0]]
+        worst = (row.rank, row.op, row.microbatch if by_microbatch else -1)
         most, waits = float(longer[at]), float(wait[at])
-        there = (same == at) & (np.arange(len(same)) >= rows.here)
-        length = float(rows.seconds[there].sum())
+        of_worst = (same == at) & (np.arange(len(same)) >= rows.here)
+        length = float(rows.seconds[of_worst].sum())
     # 3. what has no like
     missing, added = (_only(rows, ours) for ours in (False, True))
     return Difference(ledger.makespan - over.makespan, worst, most, waits, length, pairs, missing,
@@ -107,12 +107,12 @@ def compare(ledger: Ledger, over: Ledger) -> Difference:
 
 def _rows(ledger: Ledger, over: Ledger, shown: list[np.ndarray]) -> _Rows:
     parts = [one[rows].columns for one, rows in zip((ledger, over), shown)]
-    told = ["rank", "lane", "op"]
+    names = ["rank", "lane", "op"]
     if all((part["microbatch"] >= 0).any() for part in parts):
-        told += ["microbatch"]
-        told += ["stage"] * all((part["stage"] >= 0).any() for part in parts)
+        names += ["microbatch"]
+        names += ["stage"] * all((part["stage"] >= 0).any() for part in parts)
     columns = [join([_plain(part["op"]) if name == "op" else part[name] for part in parts])
-               for name in told]  # fmt: skip
+               for name in names]  # fmt: skip
     columns[2] = _merged(columns[2])
     name = np.unique(keys(columns), return_inverse=True)[1]
     numbers = [
@@ -120,7 +120,7 @@ def _rows(ledger: Ledger, over: Ledger, shown: list[np.ndarray]) -> _Rows:
         for name in ("start", "seconds", "waiting")
     ]
     computed = columns[1].mask("compute".__eq__)
-    return _Rows(len(shown[0]), name, len(told) > 3, columns[0], columns[2], computed, *numbers)
+    return _Rows(len(shown[0]), name, len(names) > 3, columns[0], columns[2], computed, *numbers)
 
 
 def _operations(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:

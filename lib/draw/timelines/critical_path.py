@@ -44,13 +44,13 @@ def bubble(ledger: Ledger) -> Bubble:
     has_rows(ledger, "bubble")
     shown = ledger.where(lane=["compute", "comm"])
     span = shown.makespan
-    found = {}
+    shares = {}
     for rank in ledger.ranks:
         start, end = _spans(shown.where(rank=rank, lane="compute"))
         until = np.maximum.accumulate(np.append(-np.inf, end))[:-1]
         busy = np.maximum(end - np.maximum(start, until), 0.0).sum()
-        found[rank] = 1.0 - float(busy) / span if span else 0.0
-    return Bubble(sum(found.values()) / len(found), found)
+        shares[rank] = 1.0 - float(busy) / span if span else 0.0
+    return Bubble(sum(shares.values()) / len(shares), shares)
 
 
 def _spans(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:

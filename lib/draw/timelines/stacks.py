@@ -49,7 +49,7 @@ def stacks(ledger: Ledger, ranks, zero: float, most: int = MOST, kinds=None) -> 
     """
     kinds, rows = kinds or kinds_of(ledger), ledger.where(lane="memory")
     code = {kind: at for at, kind in enumerate(kinds)}
-    made = []
+    by_rank = []
     present = [rank for rank in ranks if (rows.columns["rank"] == rank).any()]
     for rank in present:
         own = rows.where(rank=rank)
@@ -64,8 +64,8 @@ def stacks(ledger: Ledger, ranks, zero: float, most: int = MOST, kinds=None) -> 
         time = own.column("start") - zero
         peak = _peak(ledger, own, kinds, time, alive)
         keep = _thinned(time, alive.sum(1), most // len(present))
-        made.append(Stack(rank, time[keep], alive[keep], peak))
-    return made
+        by_rank.append(Stack(rank, time[keep], alive[keep], peak))
+    return by_rank
 
 
 def _peak(ledger: Ledger, own: Ledger, kinds, time, alive) -> Peak:

@@ -84,11 +84,13 @@ def of_optimizer(optimizer, names: dict) -> dict:
 
 def cut_state(states: list[dict], name: str, shape, first: int, last: int, parameter) -> dict:
     """Return the state of one piece of a parameter, out of the states of all ranks."""
-    found = {}
+    state_of_piece = {}
     for key in dict.fromkeys(key for state in states for key in state):
         values = [state[key] for state in states if key in state]
         if isinstance(values[0], dict):
-            found[key] = cut(values, f"{key} of {name}", shape, first, last).to(parameter.device)
+            state_of_piece[key] = cut(values, f"{key} of {name}", shape, first, last).to(
+                parameter.device
+            )
         else:
-            found[key] = values[0].clone() if torch.is_tensor(values[0]) else values[0]
-    return found
+            state_of_piece[key] = values[0].clone() if torch.is_tensor(values[0]) else values[0]
+    return state_of_piece

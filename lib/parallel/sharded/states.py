@@ -16,7 +16,7 @@ from lib.ranks.agreement import from_first
 
 def full_gradients(fsdp) -> dict:
     """Gather each gradient, by name; None where no rank has a part of it."""
-    found = {}
+    gradients = {}
     for flat in fsdp.flats():
         present = torch.tensor([p.grad is not None for p in flat.parameters], dtype=torch.int32)
         present = present.to(flat.groups.device)
@@ -28,8 +28,8 @@ def full_gradients(fsdp) -> dict:
                 piece.copy_(parameter.grad)
         wholes = flat.whole_of(shard)
         for weight, whole, count in zip(flat.weights, wholes, present.tolist()):
-            found |= dict.fromkeys(weight.names, whole if count else None)
-    return {name: found[name] for name, _ in fsdp.named_parameters()}
+            gradients |= dict.fromkeys(weight.names, whole if count else None)
+    return {name: gradients[name] for name, _ in fsdp.named_parameters()}
 
 
 def full_state_dict(fsdp) -> dict:

@@ -67,16 +67,16 @@ def find_units(model: nn.Module, units=None) -> dict[str, nn.Module]:
 
 def _blocks(module: nn.Module, prefix: str) -> dict[str, nn.Module]:
     """Return the members of the outermost lists below a module, by name."""
-    found = {}
+    blocks = {}
     for name, child in module.named_children():
         if not _weights(child):
             continue
         if isinstance(module, _LISTS) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
-            found[prefix + name] = child
+            blocks[prefix + name] = child
         else:
-            found |= _blocks(child, f"{prefix}{name}.")
-    unique = {id(child): name for name, child in reversed(found.items())}  # a block used twice
-    return {name: child for name, child in found.items() if unique[id(child)] == name}
+            blocks |= _blocks(child, f"{prefix}{name}.")
+    unique = {id(child): name for name, child in reversed(blocks.items())}  # a block used twice
+    return {name: child for name, child in blocks.items() if unique[id(child)] == name}
 
 
 def _weights(module: nn.Module) -> bool:
@@ -96,11 +96,11 @@ def weights_by_unit(model: nn.Module, units: dict[str, nn.Module]) -> dict[str, 
             weight.owners.append(owner)
             if not any(m is module and a == attribute for m, a in weight.slots):
                 weight.slots.append((module, attribute))
-    found: dict[str, list[Weight]] = {name: [] for name in ("", *units)}
+    by_unit: dict[str, list[Weight]] = {name: [] for name in ("", *units)}
     for weight in weights.values():
         owners = set(weight.owners)
-        found[owners.pop() if len(owners) == 1 else ""].append(weight)
-    return found
+        by_unit[owners.pop() if len(owners) == 1 else ""].append(weight)
+    return by_unit
 
 
 def _innermost(prefix: str, model: nn.Module, units: dict[str, nn.Module]) -> str:

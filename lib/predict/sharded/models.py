@@ -44,12 +44,17 @@ class LlamaShape(ModelShape):
         """Return every parameter, block by block."""
         d, v, last = self.width, self.vocabulary, self.layers + 1
         norms = ("norm1.weight", (d,)), ("norm2.weight", (d,))
-        found = [Parameter("blocks.0.tokens.weight", (v, d), 0)]
+        first_blocks = [Parameter("blocks.0.tokens.weight", (v, d), 0)]
         for block in range(1, last):
             parts = (*norms, *self.matrices)
-            found += [Parameter(f"blocks.{block}.{name}", shape, block) for name, shape in parts]
+            first_blocks += [
+                Parameter(f"blocks.{block}.{name}", shape, block) for name, shape in parts
+            ]
         head = ("norm.weight", (d,)), ("linear.weight", (v, d))
-        return (*found, *(Parameter(f"blocks.{last}.{name}", size, last) for name, size in head))
+        return (
+            *first_blocks,
+            *(Parameter(f"blocks.{last}.{name}", size, last) for name, size in head),
+        )
 
 
 def models() -> list[str]:

@@ -132,8 +132,8 @@ class _Lanes:
         launched = self.clock if since is None else since
         needs = self.host.working(nbytes) if op == "step" else self.host.moving(nbytes)
         end = self.free[op] = max(launched, self.free[op], after) + needs
-        who = {"group": "host", "members": (0,), "number": len(self.rows), "bytes": nbytes}
-        self.rows.append(Row(0, "comm", op, launched, end, arrived=launched, **who))
+        numbered = {"group": "host", "members": (0,), "number": len(self.rows), "bytes": nbytes}
+        self.rows.append(Row(0, "comm", op, launched, end, arrived=launched, **numbered))
         return end
 
     def wait(self, op: str, end: float) -> None:

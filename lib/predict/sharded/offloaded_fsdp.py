@@ -61,8 +61,8 @@ class _Offloaded(Step):
     @property
     def copied(self) -> int:
         """Return the bytes of shards on each device."""
-        there = {*self.fetched, *self.joining}
-        return self.itemsize * sum(self.units[unit].share(self.ranks) for unit in there)
+        on_device = {*self.fetched, *self.joining}
+        return self.itemsize * sum(self.units[unit].share(self.ranks) for unit in on_device)
 
     def launch_on_host(self, op: str, nbytes: int, after: Sequence[float]) -> list[float]:
         """Put a copy or a step into the lane of each rank; return when it ends."""
@@ -71,8 +71,8 @@ class _Offloaded(Step):
         for rank, launched in enumerate(self.time.clock):
             start = max(launched, self.lanes.get((op, rank), 0.0), after[rank] if after else 0.0)
             self.lanes[op, rank] = end = start + needs
-            who = {"group": "host", "members": (rank,), "number": len(self.time.rows)}
-            row = Row(rank, "comm", op, launched, end, arrived=launched, bytes=nbytes, **who)
+            numbered = {"group": "host", "members": (rank,), "number": len(self.time.rows)}
+            row = Row(rank, "comm", op, launched, end, arrived=launched, bytes=nbytes, **numbered)
             self.time.rows.append(row)
             ends.append(end)
         return ends

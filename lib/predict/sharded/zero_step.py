@@ -89,15 +89,15 @@ def exchanges(
 ) -> list[Exchange]:
     """Return the collectives of a step in the order in which they are launched."""
     numels = {p.name: p.numel for p in shape.parameters}
-    found, padded = [], lambda numel: share_of(numel, ranks) * ranks * itemsize
+    collectives, padded = [], lambda numel: share_of(numel, ranks) * ranks * itemsize
     for bucket in gradient_buckets(shape, stage, bucket_bytes, itemsize):
         numel = sum(numels[name] for name in bucket)
         if stage == 1:
-            found.append(Exchange("all_reduce", ranks, numel * itemsize))
+            collectives.append(Exchange("all_reduce", ranks, numel * itemsize))
         else:
-            found.append(Exchange("reduce_scatter", ranks, padded(numel)))
+            collectives.append(Exchange("reduce_scatter", ranks, padded(numel)))
     buffers = weight_buffers(shape, stage, bucket_bytes if stage == 2 else None, itemsize)
-    return found + [Exchange("all_gather", ranks, padded(numel)) for numel in buffers]
+    return collectives + [Exchange("all_gather", ranks, padded(numel)) for numel in buffers]
 
 
 def zero_step(

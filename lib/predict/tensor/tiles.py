@@ -174,9 +174,9 @@ class Product:
 def begin(mesh: Mesh, m: int, k: int, n: int, a: Split, b: Split, *more: Split) -> Product:
     """Cut M, K and N into the smallest tiles that each split needs, or refuse."""
     sizes = {"M": whole(m, "m"), "K": whole(k, "k"), "N": whole(n, "n")}
-    given = {"A": a, "B": b} | dict(zip("C", more))
+    splits = {"A": a, "B": b} | dict(zip("C", more))
     cuts = dict.fromkeys(sizes, 1)
-    for matrix, split in given.items():
+    for matrix, split in splits.items():
         mesh.check(matrix, split)
         for dim, (letter, axes) in enumerate(zip(LETTERS[matrix], split.dims)):
             parts = mesh.parts(axes)

@@ -84,13 +84,13 @@ def _survey() -> list[str] | None:
 
 def busy(gpus: list[Gpu], locks: list[gpu_locks.GpuLock]) -> dict[int, str]:
     """Give the number of each GPU that is not free, and why; take the locks of the others."""
-    found = {}
+    reasons = {}
     for gpu, lock in zip(gpus, locks, strict=True):
         if not lock.is_free():
-            found[gpu.index] = "held by another World"
+            reasons[gpu.index] = "held by another World"
         elif gpu.used is not None and gpu.used >= _FULL:
-            found[gpu.index] = f"{100 * gpu.used:.0f} % of the memory in use"
-    return found
+            reasons[gpu.index] = f"{100 * gpu.used:.0f} % of the memory in use"
+    return reasons
 
 
 def numbered(kind: str, numbers) -> str:

@@ -55,8 +55,10 @@ class GpuLock:
         inode = f":{os.fstat(self._descriptor).st_ino}"
         with contextlib.suppress(OSError), open("/proc/locks") as locks:
             rows = [line.split() for line in locks]
-            found = {int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)}
-            return sorted(found - {0, os.getpid()})
+            processes = {
+                int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)
+            }
+            return sorted(processes - {0, os.getpid()})
         return []
 
     def _take(self, mode: int) -> bool:

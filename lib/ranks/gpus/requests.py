@@ -24,8 +24,8 @@ class Request:
 
     def __str__(self):
         words = {"device": self.device, "backend": self.backend, "gpus": self.gpus}
-        given = [f", {name}={word!r}" for name, word in words.items() if word is not None]
-        return f"World({self.size!r}{''.join(given)})"
+        keywords = [f", {name}={word!r}" for name, word in words.items() if word is not None]
+        return f"World({self.size!r}{''.join(keywords)})"
 
     def check_words(self) -> None:
         """Raise ValueError for words that mean nothing on any machine."""

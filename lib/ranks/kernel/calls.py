@@ -130,21 +130,24 @@ class Call:
     # How it fails. Each way composes its report from the board before the board is cleared.
 
     def _failed(self):
-        began = time.monotonic()
-        while time.monotonic() - began < self._still_to_come():
-            self._hear(0.005)
+        self._let_settle()
         waiting = self._waiting(self.pending)
         self._stop(hard=bool(self.pending))  # some speak before the order comes
         self._raise(reports.compose(reports.failed, self.failed, self.board, waiting))
 
-    def _still_to_come(self) -> float:
-        """Give the seconds in which ranks still in the call may fail or come to their own wait.
+    def _let_settle(self) -> None:
+        """Let ranks still in the call fail too, or come to where they wait for ever.
 
-        A rank whose wait has been answered, and which has not woken yet, is let go on to the next.
+        A rank whose wait has been answered, and which has not woken yet, goes on to the next first.
         """
-        if not self.pending - self._waiting(self.pending).keys():
-            return _GRACE if diagnosis.answered(self.board, self.pending, self.streamed) else 0.0
-        return _STORY
+        began = moved = time.monotonic()
+        while time.monotonic() - moved < _STORY:
+            answered = diagnosis.answered(self.board, self.pending, self.streamed)
+            if answered and time.monotonic() - began < _GRACE:
+                moved = time.monotonic()
+            elif not self.pending - self._waiting(self.pending).keys():
+                break
+            self._hear(0.005)
 
     def _stuck(self, waits: dict[int, diagnosis.Wait]):
         board, called = self.board, self.ranks

@@ -55,8 +55,8 @@ def stuck(
 def answered(board: NoticeBoard, running: set[int], streamed: bool = False) -> set[int]:
     """Find the ranks that say they wait for what all others have launched: they wake soon."""
     counts = {rank: board.counts(rank) for rank in range(board.size)}
-    said = {rank for rank in running if board.waits(rank)}
-    return {r for r in said if not _waits(board, counts, r, running, False, streamed)}
+    waiting = {rank for rank in running if board.waits(rank)}
+    return {r for r in waiting if not _waits(board, counts, r, running, False, streamed)}
 
 
 def _waits(board, counts, rank, running, silent, streamed) -> list[Wait]:

@@ -73,9 +73,11 @@ class Processes:
         while True:
             events = self.selector.select(max(0.0, deadline - time.monotonic()))
             keys = sorted([key.data for key, _ in events], reverse=True)  # the dead speak last
-            said = [(rank, message) for rank, kind in keys for message in self._said(rank, kind)]
-            if said or interrupts.pressed or time.monotonic() >= deadline:
-                return said
+            messages = [
+                (rank, message) for rank, kind in keys for message in self._said(rank, kind)
+            ]
+            if messages or interrupts.pressed or time.monotonic() >= deadline:
+                return messages
 
     def _said(self, rank: int, kind: str) -> list:
         """Give what a rank has said since, or what the end of its process says."""
@@ -85,21 +87,21 @@ class Processes:
         if kind == "task":
             self._send_more(process)
             return []
-        said = []
+        messages = []
         try:
             idle = 0
             while idle < (2 if kind == "end" else 1):  # of the dead, all that is still under way
                 buffers = process.inbox.read()
                 idle = 0 if buffers else idle + 1
-                said += [unpacked(buffers)] if buffers else []
+                messages += [unpacked(buffers)] if buffers else []
             if kind == "answer":
-                return said
+                return messages
         except framing.TooLarge as error:
-            return [*said, failed("MemoryError", f"its answer is too large: {error}")]
+            return [*messages, failed("MemoryError", f"its answer is too large: {error}")]
         except (EOFError, OSError):
             process.process.join(1.0)  # its end is near
         self._forget(process)
-        return [*said, self._death_of(rank)]
+        return [*messages, self._death_of(rank)]
 
     def _send_more(self, process) -> None:
         try:

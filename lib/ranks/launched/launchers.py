@@ -169,13 +169,13 @@ def _one_host(environment: dict, launcher: Launcher, size: int) -> bool:
 
 def tasks_per_node(text: str, name: str = "SLURM_TASKS_PER_NODE") -> list[int]:
     """Give the ranks of each host: `4(x2),3` is [4, 4, 3]."""
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
-    if not all(found):
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
+    if not all(parts):
         raise RuntimeError(
             f"{name} is {text!r}, which is not of the form 4(x2),3: the ranks of each host, and "
             "how many hosts have so many."
         )
-    return [int(part[1]) for part in found for _ in range(int(part[2] or 1))]
+    return [int(part[1]) for part in parts for _ in range(int(part[2] or 1))]
 
 
 _NAME = r"[^\[\],\s]*(?:\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\][^\[\],\s]*)*"
