@@ -1,0 +1,13 @@
+"""Sequence parallelism: ranks share the tokens of each sequence."""
+
+from lib.parallel.sequence.block_attention import merge
+from lib.parallel.sequence.ring import ring_attention
+from lib.parallel.sequence.shards import positions_of, shard_sequence, unshard_sequence
+
+__all__ = [
+    "merge",
+    "positions_of",
+    "ring_attention",
+    "shard_sequence",
+    "unshard_sequence",
+]
