@@ -3,11 +3,13 @@
 from lib.parallel.sequence.block_attention import merge
 from lib.parallel.sequence.ring import ring_attention
 from lib.parallel.sequence.shards import positions_of, shard_sequence, unshard_sequence
+from lib.parallel.sequence.ulysses import ulysses_attention
 
 __all__ = [
     "merge",
     "positions_of",
     "ring_attention",
     "shard_sequence",
+    "ulysses_attention",
     "unshard_sequence",
 ]

@@ -94,7 +94,7 @@ def ring_attention(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ring: Ring, causal: bool, scale) -> Tensor:
     """Return the attention of a ring's tokens, as `ring_attention` does: [B, H, S/P, K]."""
-    _check(q, k, v)
+    check_shapes(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return _RingAttention.apply(q, k, v, ring, causal, scale)
 
@@ -143,11 +143,15 @@ class _RingAttention(torch.autograd.Function):
 
 def _travelling(k, v, ring, causal):
     """Yield for each step the keys and values that this rank has then, its rectangles, the step."""
-    both, all_blocks = torch.stack((k, v)), ring.blocks(k.shape[2], causal)
-    for step, blocks in enumerate(all_blocks):
-        hop = ring.hop(both, f"keys and values, hop {step + 1}") if step + 1 < ring.ranks else None
-        yield both[0], both[1], blocks, step
-        both = hop.arrived() if hop else None
+    both = hop = None
+    for step, blocks in enumerate(ring.blocks(k.shape[2], causal)):
+        if hop:
+            both = hop.arrived()
+            k, v = both
+        if step + 1 < ring.ranks:
+            both = torch.stack((k, v)) if both is None else both
+            hop = ring.hop(both, f"keys and values, hop {step + 1}")
+        yield k, v, blocks, step
 
 
 def _gradients(gradient, q, keys, values, out, log_sum, blocks, scale, dq):
@@ -169,7 +173,8 @@ def _wide(q) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def _check(q, k, v) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless q [B, H, S/P, K] and k, v [B, G, S/P, K] fit each other."""
     if not (q.dim() == k.dim() == v.dim() == 4) or k.shape != v.shape:
         shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
         raise ValueError(

@@ -69,9 +69,12 @@ def chunks_of(rank: int, ranks: int, layout: str = "zigzag") -> tuple[int, ...]:
     return (rank,) if layout == "contiguous" else (rank, 2 * ranks - 1 - rank)
 
 
-def padded_length(length: int, ranks: int, layout: str = "zigzag") -> int:
-    """Return the length of a sequence after padding: the next multiple of P, or of 2P in zigzag."""
-    chunks = ranks * len(chunks_of(0, ranks, layout))
+def padded_length(length: int, ranks: int, layout: str = "zigzag", inner: int = 1) -> int:
+    """Return the length of a sequence after padding: the next multiple of P, or of 2P in zigzag.
+
+    With `inner` ranks that share each shard, it is the next multiple of `inner` times as many.
+    """
+    chunks = ranks * len(chunks_of(0, ranks, layout)) * whole(inner, "The number of inner ranks")
     return -(-whole(length, "The length of a sequence") // chunks) * chunks
 
 
@@ -140,6 +143,21 @@ def parts(queries: Sequence[Piece], keys: Sequence[Piece], causal: bool = True) 
             reach = [q for q, n in zip(rows, seen) if n == count]
             found.append(Part(_whole(reach), _whole(columns[:count]), False))
     return found
+
+
+def key_heads_sent(heads: int, key_heads: int, ranks: int) -> int:
+    """Return how many heads of keys Ulysses spreads over the ranks: G, or P copies where G < P.
+
+    Raises ValueError where the ranks cannot share the heads.
+    """
+    advice = "Choose fewer ranks, or ring attention, which does not split heads."
+    equal_share(heads, ranks, "An attention has {} heads", advice=advice)
+    if key_heads % ranks and ranks % key_heads:
+        raise ValueError(
+            f"An attention has {key_heads} heads of keys; {ranks} ranks cannot share them equally, "
+            f"nor can each be copied to equally many ranks. {advice}"
+        )
+    return max(key_heads, ranks)
 
 
 def _whole(pieces: Sequence[Piece]) -> slice:

@@ -1,7 +1,6 @@
 """Ring attention equals attention on one device: the result, dQ, dK and dV."""
 
 import pytest
-import torch
 
 from tests.parallel.sequence import steps
 
