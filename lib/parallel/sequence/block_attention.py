@@ -89,7 +89,7 @@ def kernel_of(q: Tensor, v: Tensor) -> str:
     """Return which kernel computes a block: "cpu", "flash", "efficient" or "readable"."""
     if q.shape[-1] != v.shape[-1]:
         return "readable"
-    if q.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+    if q.device.type == "cpu":
         return "cpu"
     if q.device.type != "cuda" or q.dtype == torch.float64:
         return "readable"
