@@ -19,6 +19,15 @@ from lib.ranks.state.this_rank import this_rank
 def exchange(sends: dict, receives: dict, group=None, note: str = "") -> None:
     """Do one round: start all sends and receives at the same time, and wait for all of them.
 
+    The arguments are those of `start_exchange`.
+    """
+    for message in start_exchange(sends, receives, group, note):
+        message.wait()
+
+
+def start_exchange(sends: dict, receives: dict, group=None, note: str = "") -> list:
+    """Start all sends and receives of a round at the same time, and return what to wait for.
+
     `sends` maps a rank of `group` to the tensor that it gets, and `receives` maps a rank to the
     tensor that is overwritten with what it sends. A tensor without elements is not sent. Recorded
     rows carry `note`.
@@ -32,15 +41,14 @@ def exchange(sends: dict, receives: dict, group=None, note: str = "") -> None:
         if tensor.numel()
     ]
     if not batch:
-        return
+        return []
     recorded = this_rank.recording.events if this_rank.recording else []
     before = len(recorded)
     launched = dist.batch_isend_irecv(batch)
     for event in recorded[before:]:
         if event.lane == "comm":
             event.note = note
-    for message in launched:
-        message.wait()
+    return launched
 
 
 def follow(plan: Plan, x: torch.Tensor, group=None) -> torch.Tensor:

@@ -77,7 +77,10 @@ class Embedding(nn.Module):
     """Adds the embedding of each token and that of its position: [B, S] -> [B, S, D].
 
     Where positions are rotary, `positions` is None, and attention turns its queries and keys.
+    `position_ids(S, device)` gives the position of each token; without one they are 0, 1, .. S - 1.
     """
+
+    position_ids = None
 
     def __init__(self, shape: GPTShape):
         super().__init__()
@@ -89,7 +92,10 @@ class Embedding(nn.Module):
     def forward(self, tokens):
         if self.positions is None:
             return self.dropout(self.tokens(tokens))
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.position_ids is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        else:
+            positions = self.position_ids(tokens.shape[1], tokens.device)
         return self.dropout(self.tokens(tokens) + self.positions(positions))
 
 
@@ -112,8 +118,10 @@ class Attention(nn.Module):
     """Causal attention, [B, S, D] -> [B, S, D]; `core` works on q [B, H, S, K], k, v [B, G, S, K].
 
     The H query heads form G groups, and the n = H/G heads of a group share one key and one value
-    (grouped-query attention; with G = H each head has its own).
+    (grouped-query attention; with G = H each head has its own). `position_ids` is as in Embedding.
     """
+
+    position_ids = None
 
     def __init__(self, shape: GPTShape):
         super().__init__()
@@ -129,7 +137,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(b, s, -1, self.group_size + 2, self.head_size)  # [B, S, G, n + 2, K]
         q, k, v = qkv.transpose(1, 2).split((self.group_size, 1, 1), 3)  # each [B, G, S, .., K]
         if self.rotary:
-            turn = rotation(s, self.head_size, q)
+            positions = s if self.position_ids is None else self.position_ids(s, q.device)
+            turn = rotation(positions, self.head_size, q)
             q, k = rotated(q, *turn), rotated(k, *turn)
         # Lying in memory as [B, S, H, K], as the result then does, which so need not be copied.
         q, k, v = (part.transpose(1, 2).flatten(2, 3).transpose(1, 2) for part in (q, k, v))

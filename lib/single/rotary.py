@@ -15,15 +15,18 @@ import torch
 BASE = 10_000.0
 
 
-def rotation(sequence: int, head_size: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def rotation(positions, head_size: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return cos and sin of each position's angles, both [S, 1, K], with the dtype of `like`.
 
+    `positions` are whole numbers [S], or a number S that stands for 0, 1, .. S - 1.
     The first half of the K angles is negative, so that `rotated` needs one formula for both halves.
     Angles are computed in 4 bytes at least: 2 bytes cannot tell large positions apart.
     """
     kind = {"dtype": torch.promote_types(like.dtype, torch.float32), "device": like.device}
     rates = torch.logspace(0, 2 / head_size - 1, head_size // 2, BASE, **kind)  # [K/2]
-    angles = torch.outer(torch.arange(sequence, **kind), torch.cat((-rates, rates)))[:, None]
+    if isinstance(positions, int):
+        positions = torch.arange(positions, **kind)
+    angles = torch.outer(positions.to(**kind), torch.cat((-rates, rates)))[:, None]
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

@@ -50,7 +50,7 @@ class TensorParallelAttention(Attention):
         self.qkv = HeadsLinear(full, group)
         self.proj = RowLinear(full.proj, group)
         self.group_size = self.qkv.groups.shard_group_size
-        self.core = full.core
+        self.core, self.position_ids = full.core, full.position_ids
         if full.dropout.p:
             if full.core is not causal:
                 raise ValueError(

@@ -1,0 +1,147 @@
+"""Attention of some queries to some keys, with what is needed to join it to that of other keys.
+
+    q [B, H, Q, K], k, v [B, G, T, K] -> out [B, H, Q, K], log_sum [B, H, Q]
+
+log_sum is the logarithm of the softmax's denominator, log Σ exp(q·k · scale). Two results over
+different keys become the result over all of them:
+
+    weight = sigmoid(log_sum_b - log_sum_a)         b's share of both denominators
+    out = out_a + weight · (out_b - out_a)          log_sum = log(exp(log_sum_a) + exp(log_sum_b))
+
+Backward needs the log_sum and the output over *all* keys. With them the gradients of a block are
+those that the whole attention would give its pairs, and dQ of all blocks is their sum.
+
+There are two versions. `readable_forward` and `readable_backward` are written out and work for every
+dtype and device; PyTorch's kernels never write the scores to memory. `forward` and `backward` choose
+the kernel that has log_sum among its results: flash attention on the CPU, and on CUDA flash attention
+in 2 bytes and memory-efficient attention in 4; everywhere else the readable version.
+Source: Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023, "FlashAttention-2" (arXiv
+2307.08691), section 3.1.
+"""  # noqa: E501
+
+import math
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def merge(out: Tensor, log_sum: Tensor, block_out: Tensor, block_log_sum: Tensor) -> None:
+    """Join a block's result to that over earlier keys, in place: [.., Q, K] and [.., Q].
+
+    A query that no key of a block may be seen by has log_sum -inf there, and the block changes
+    nothing for it.
+    """
+    difference = block_log_sum - log_sum
+    # Where both are -inf, their difference is not a number; such a block has no weight.
+    difference = difference.masked_fill(block_log_sum == -math.inf, -math.inf)
+    out.lerp_(block_out.to(out.dtype), difference.sigmoid().unsqueeze(-1).to(out.dtype))
+    torch.logaddexp(log_sum, block_log_sum, out=log_sum)
+
+
+def readable_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return out and log_sum; the scores [B, H, Q, T] of this block are the largest tensor."""
+    scores = _scores(q, k, causal, scale)
+    log_sum = scores.logsumexp(-1)
+    return ((scores - log_sum.unsqueeze(-1)).exp() @ _repeated(v, q)).to(q.dtype), log_sum
+
+
+def readable_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return dq, dk and dv of this block, given `out` and `log_sum` over all keys."""
+    probabilities = (_scores(q, k, causal, scale) - log_sum.unsqueeze(-1)).exp()
+    gradient, wide = gradient.to(probabilities.dtype), probabilities.dtype
+    of_probabilities = gradient @ _repeated(v, q).mT
+    delta = (gradient * out).sum(-1, keepdim=True)
+    of_scores = probabilities * (of_probabilities - delta) * scale
+    dq = of_scores @ _repeated(k, q)
+    dk, dv = of_scores.mT @ q.to(wide), probabilities.mT @ gradient
+    groups = k.shape[1]
+    dk, dv = (t.unflatten(1, (groups, -1)).sum(2) for t in (dk, dv))
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _scores(q, k, causal, scale):
+    """Return q·k · scale, in 4 bytes at least: [B, H, Q, T], -inf above the diagonal if causal."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(wide) @ _repeated(k, q).mT * scale
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    return scores
+
+
+def _repeated(x, q):
+    """Repeat each key or value for the queries that share it, in 4 bytes at least."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+# PyTorch's kernels.
+
+
+def kernel_of(q: Tensor, v: Tensor) -> str:
+    """Return which kernel computes a block: "cpu", "flash", "efficient" or "readable"."""
+    if q.shape[-1] != v.shape[-1]:
+        return "readable"
+    if q.device.type == "cpu":
+        return "cpu"
+    if q.device.type != "cuda" or q.dtype == torch.float64:
+        return "readable"
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+        return "flash"
+    return "efficient" if q.dtype == torch.float32 and q.shape[-1] % 4 == 0 else "readable"
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return out and log_sum from the kernel that fits; as `readable_forward`."""
+    kernel = kernel_of(q, v)
+    if kernel == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    if kernel == "flash":
+        return _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+    if kernel == "efficient":
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        out, log_sum, *_ = _aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )
+        return out, log_sum[:, :, : q.shape[2]]  # the kernel pads its rows to a multiple of 32
+    return readable_forward(q, k, v, causal, scale)
+
+
+def backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return dq, dk and dv of this block from the kernel that fits; as `readable_backward`."""
+    kernel = kernel_of(q, v)
+    if kernel == "readable":
+        return readable_backward(gradient, q, k, v, out, log_sum, causal, scale)
+    if kernel == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, out, log_sum.contiguous(), 0.0, causal, scale=scale
+        )
+    # Without dropout a kernel draws nothing, and its seed and offset are not read.
+    nothing = torch.zeros((), dtype=torch.int64, device=q.device)
+    if kernel == "flash":
+        lengths = q.shape[2], k.shape[2]
+        return _aten._scaled_dot_product_flash_attention_backward(
+            gradient, q, k, v, out, log_sum.contiguous(), None, None, *lengths, 0.0, causal,
+            nothing, nothing, scale=scale,
+        )  # fmt: skip
+    groups = k.shape[1]
+    k, v = (t.repeat_interleave(q.shape[1] // groups, 1) for t in (k, v))
+    padding = -q.shape[2] % 32
+    log_sum = torch.nn.functional.pad(log_sum, (0, padding), value=math.inf)
+    dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+        gradient, q, k, v, None, out, log_sum, nothing, nothing, 0.0, [True, True, True, False],
+        causal, scale=scale,
+    )  # fmt: skip
+    dk, dv = (t.unflatten(1, (groups, -1)).sum(2) for t in (dk, dv))
+    return dq, dk, dv

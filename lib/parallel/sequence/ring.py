@@ -1,0 +1,193 @@
+"""Ring attention: keys and values travel round the ranks, and no rank ever has all of them.
+
+    q [B, H, S/P, K] · k, v [B, G, S/P, K] of every rank, one after the other -> out [B, H, S/P, K]
+
+At step i, rank r computes with the keys and values of rank (r - i) mod P. Meanwhile it passes them on
+to rank r + 1, and those of step i + 1 arrive from rank r - 1 (double buffering). Results are joined
+by `merge`, so no score matrix is larger than a block.
+
+[Note: backward]
+Backward is a second ring. Keys and values travel again, and behind them a sum of their gradients: at
+step i rank r adds its part to dK and dV of rank r - i and passes both on. A rank's own part stays at
+home and is added when the sum arrives there after P - 1 hops. So a rank sends K and V forward, and K,
+V, dK and dV backward, each P - 1 times.
+
+Source: Liu, Zaharia and Abbeel 2023, "Ring Attention" (arXiv 2310.01889).
+"""  # noqa: E501
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lib.parallel.sequence import block_attention
+from lib.predict.sequence.layout import parts, pieces_of
+from lib.ranks.algorithms import start_exchange
+
+
+class Ring(NamedTuple):
+    """Describes this rank's place in a ring, and how the sequence lies on it."""
+
+    group: object
+    rank: int
+    ranks: int
+    layout: str
+    documents: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, group=None, layout: str = "zigzag", documents=None) -> "Ring":
+        """Return the ring of a group, None being the world."""
+        place = dist.get_rank(group), dist.get_world_size(group)
+        return cls(group, *place, layout, None if documents is None else tuple(documents))
+
+    @classmethod
+    def alone(cls, documents=None) -> "Ring":
+        """Return a ring of this rank alone, which has the whole sequence and sends nothing."""
+        return cls(None, 0, 1, "contiguous", None if documents is None else tuple(documents))
+
+    def blocks(self, length: int, causal: bool) -> list:
+        """Return the rectangles that this rank computes in each step; `length` is that of S/P."""
+        of = lambda rank: pieces_of(
+            length * self.ranks, rank, self.ranks, self.layout, self.documents
+        )
+        own = of(self.rank)
+        return [parts(own, of((self.rank - i) % self.ranks), causal) for i in range(self.ranks)]
+
+    def hop(self, block: Tensor, note: str) -> "Hop":
+        """Pass a block on to the next rank, and take one of the same shape from the one before."""
+        return Hop(self, block, note)
+
+
+class Hop:
+    """A block that is on its way to the next rank, while another arrives."""
+
+    def __init__(self, ring: Ring, block: Tensor, note: str):
+        self.sent, self.arriving = block, torch.empty_like(block)
+        after, before = (ring.rank + 1) % ring.ranks, (ring.rank - 1) % ring.ranks
+        self.works = start_exchange({after: block}, {before: self.arriving}, ring.group, note)
+
+    def arrived(self) -> Tensor:
+        """Wait for both, and return the block that has arrived."""
+        for work in self.works:
+            work.wait()
+        return self.arriving
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, group=None, causal: bool = True, layout: str = "zigzag",
+    documents: Sequence[int] | None = None, scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Return attention over a sequence that is split over a group: [B, H, S/P, K].
+
+    q [B, H, S/P, K] and k, v [B, G, S/P, K] are those of this rank's tokens, as `shard_sequence`
+    gives them in the same layout; H/G heads share a key. `documents` are boundaries in the whole
+    sequence, as cu_seqlens, the same for every sample: no token attends to another document, and
+    tokens behind the last boundary are padding, whose result is 0. `scale` is 1/√K by default.
+    Raises ValueError for shapes that do not fit. Dropout on the probabilities is not supported.
+    """
+    return attention(q, k, v, Ring.of(group, layout, documents), causal, scale)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, ring: Ring, causal: bool, scale) -> Tensor:
+    """Return the attention of a ring's tokens, as `ring_attention` does: [B, H, S/P, K]."""
+    check_shapes(q, k, v)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return _RingAttention.apply(q, k, v, ring, causal, scale)
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, ring, causal, scale):
+        out = log_sum = None
+        for keys, values, blocks, _ in _travelling(k, v, ring, causal):
+            for rows, columns, masked in blocks:
+                block = block_attention.forward(
+                    q[:, :, rows], keys[:, :, columns], values[:, :, columns], masked, scale
+                )
+                if out is None and rows == slice(0, q.shape[2]):
+                    out, log_sum = block[0].to(_wide(q)), block[1]
+                    continue
+                if out is None:
+                    out = torch.zeros_like(q, dtype=_wide(q))
+                    log_sum = block[1].new_full(q.shape[:3], -math.inf)
+                block_attention.merge(out[:, :, rows], log_sum[:, :, rows], *block)
+        if out is None:  # nothing but padding
+            out = torch.zeros_like(q)
+            log_sum = torch.full(q.shape[:3], -math.inf, dtype=_wide(q), device=q.device)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        ctx.ring, ctx.causal, ctx.scale = ring, causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        q, k, v, out, log_sum = ctx.saved_tensors
+        dq, own, hop = torch.zeros_like(q, dtype=_wide(q)), None, None
+        for keys, values, blocks, step in _travelling(k, v, ctx.ring, ctx.causal):
+            sums = _gradients(gradient, q, keys, values, out, log_sum, blocks, ctx.scale, dq)
+            if not step:
+                own = sums
+                continue
+            if hop:
+                sums += hop.arrived()
+            hop = ctx.ring.hop(sums, f"gradients of keys and values, hop {step}")
+        if hop:
+            own += hop.arrived()
+        return dq.to(q.dtype), own[0], own[1], None, None, None
+
+
+def _travelling(k, v, ring, causal):
+    """Yield for each step the keys and values that this rank has then, its rectangles, the step."""
+    both = hop = None
+    for step, blocks in enumerate(ring.blocks(k.shape[2], causal)):
+        if hop:
+            both = hop.arrived()
+            k, v = both
+        if step + 1 < ring.ranks:
+            both = torch.stack((k, v)) if both is None else both
+            hop = ring.hop(both, f"keys and values, hop {step + 1}")
+        yield k, v, blocks, step
+
+
+def _gradients(gradient, q, keys, values, out, log_sum, blocks, scale, dq):
+    """Add this block's part to dq; return its dK and dV: [2, B, G, S/P, K]."""
+    sums = keys.new_zeros(2, *keys.shape)
+    for rows, columns, masked in blocks:
+        of_q, of_k, of_v = block_attention.backward(
+            gradient[:, :, rows], q[:, :, rows], keys[:, :, columns], values[:, :, columns],
+            out[:, :, rows], log_sum[:, :, rows], masked, scale,
+        )  # fmt: skip
+        dq[:, :, rows] += of_q
+        sums[0, :, :, columns] += of_k
+        sums[1, :, :, columns] += of_v
+    return sums
+
+
+def _wide(q) -> torch.dtype:
+    """Return the dtype in which results are joined: 4 bytes at least."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless q [B, H, S/P, K] and k, v [B, G, S/P, K] fit each other."""
+    if not (q.dim() == k.dim() == v.dim() == 4) or k.shape != v.shape:
+        shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
+        raise ValueError(
+            f"q, k and v have the shapes {shapes}. Give q [B, H, S/P, K], and k and v of one shape "
+            "[B, G, S/P, K]."
+        )
+    if q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+        raise ValueError(
+            f"q has the shape {list(q.shape)} and k {list(k.shape)}, but they may differ in their "
+            "heads alone."
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"{q.shape[1]} heads of queries cannot share {k.shape[1]} heads of keys equally. "
+            "Choose a number of key heads that divides the heads of queries."
+        )

@@ -1,0 +1,94 @@
+"""A GPT on split sequences trains as the plain one: logits, every gradient, weights, losses."""
+
+import pytest
+
+from lib.parallel.sequence import context_parallel
+from lib.single import GPT, MLP
+from tests.parallel.sequence import models
+
+EXACT = 1e-11
+METHODS = {
+    "ring, zigzag": {"method": "ring"},
+    "ring, contiguous": {"method": "ring", "layout": "contiguous"},
+    "ulysses, zigzag": {"method": "ulysses"},
+    "ulysses, contiguous": {"method": "ulysses", "layout": "contiguous"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_two_steps_are_those_of_the_plain_model(world, name, method):
+    expected = models.plain(name, 32)
+    for found in world.run(models.spread, name, 32, METHODS[method]):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+@pytest.mark.parametrize("name", ["learned", "rotary, two keys"])
+@pytest.mark.parametrize("method", ["ring, zigzag", "ulysses, contiguous"])
+@pytest.mark.parametrize("length", [29, 13, 3])
+def test_padding_leaves_no_trace(worlds, length, method, name):
+    expected = models.plain(name, length)
+    for found in worlds(4).run(models.spread, name, length, METHODS[method]):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+@pytest.mark.parametrize("name", ["learned", "rotary, two keys"])
+@pytest.mark.parametrize("method", METHODS)
+def test_documents_are_samples_of_their_own(world, method, name):
+    documents = (0, 3, 17, 18, 32)
+    expected = models.plain(name, 32, documents)
+    for found in world.run(models.spread, name, 32, METHODS[method], documents):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+@pytest.mark.parametrize("length", [32, 21])
+@pytest.mark.parametrize("axes", [{"ring": 2, "ulysses": 2}, {"ring": 2, "ulysses": 4}], ids=str)
+def test_both_axes_at_once(worlds, axes, length):
+    expected = models.plain("rotary, two keys", length)
+    ranks = axes["ring"] * axes["ulysses"]
+    for found in worlds(ranks).run(models.spread, "rotary, two keys", length, {}, None, axes):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+def refused(make, options):
+    try:
+        context_parallel(make(), **options)
+    except ValueError as error:
+        return str(error)
+
+
+def with_dropout():
+    from dataclasses import replace
+
+    return GPT(replace(models.SHAPE, dropout=0.1))
+
+
+def twice():
+    return context_parallel(GPT(models.SHAPE))
+
+
+def three_heads():
+    from dataclasses import replace
+
+    return GPT(replace(models.SHAPE, width=24, heads=3, kv_heads=3))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (lambda: GPT(models.SHAPE), {"method": "rings"}, "No method is called 'rings'. Choose"),
+        (lambda: GPT(models.SHAPE), {"layout": "zagzig"}, "No layout is called 'zagzig'. Choose"),
+        (with_dropout, {}, "drops numbers with the probability 0.1. Ranks that draw the same"),
+        (twice, {}, "The core of blocks.1.attention is not lib.single.models.causal any more."),
+        (MLP, {}, "A MLP has no attention of lib.single.models"),
+        (three_heads, {"method": "ulysses"}, "An attention has 3 heads; 2 ranks cannot share"),
+        (lambda: GPT(models.SHAPE), {"method": "ulysses", "inner": None}, "With an inner group"),
+    ],
+)  # fmt: skip
+def test_what_does_not_work_is_refused(worlds, make, options, words):
+    for text in worlds(2).run(refused, make, options):
+        assert words in text
