@@ -27,6 +27,7 @@ plain lists. All take `group` (None is the world); ranks, `root` and `by` count 
 of one is the identity. Any floating dtype, device and strides are allowed.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -85,6 +86,34 @@ def reduce_scatter(x: Tensor, dim: int = 0, group=None) -> Tensor:
         return mine
 
     return _apply(x, there, partial(all_gather, dim=dim, group=group))
+
+
+def gather_async(x: Tensor, dim: int = 0, group=None) -> Callable[[], Tensor]:
+    """Launch an all_gather outside autograd: [N/g] -> a function that waits and returns [N]."""
+    known(x, dim)
+    shards = x.new_empty(dist.get_world_size(group), *x.shape)
+    flat = x.contiguous().view(-1)
+    work = dist.all_gather_single(shards.view(-1), flat, group=group, async_op=True)
+
+    def finish():
+        work.wait()
+        return joined(shards, dim)
+
+    return finish
+
+
+def reduce_scatter_async(x: Tensor, dim: int = 0, group=None) -> Callable[[], Tensor]:
+    """Launch a reduce_scatter outside autograd: [N] +g -> a function that waits for [N/g]."""
+    shards = stacked(x, dist.get_world_size(group), dim).contiguous()
+    shard = torch.empty_like(shards[0])
+    flat = shards.view(-1)
+    work = dist.reduce_scatter_single(shard.view(-1), flat, group=group, async_op=True)
+
+    def finish():
+        work.wait()
+        return shard
+
+    return finish
 
 
 def split(x: Tensor, dim: int = 0, group=None) -> Tensor:

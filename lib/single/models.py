@@ -133,8 +133,9 @@ class Attention(nn.Module):
         self.core, self.dropout = causal, nn.Dropout(shape.dropout)
 
     def forward(self, x):
-        b, s, _ = x.shape
-        qkv = self.qkv(x).view(b, s, -1, self.group_size + 2, self.head_size)  # [B, S, G, n + 2, K]
+        qkv = self.qkv(x)
+        b, s, _ = qkv.shape
+        qkv = qkv.view(b, s, -1, self.group_size + 2, self.head_size)  # [B, S, G, n + 2, K]
         q, k, v = qkv.transpose(1, 2).split((self.group_size, 1, 1), 3)  # each [B, G, S, .., K]
         if self.rotary:
             positions = s if self.position_ids is None else self.position_ids(s, q.device)

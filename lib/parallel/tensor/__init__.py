@@ -8,10 +8,13 @@ from lib.parallel.tensor.loss import vocab_parallel_cross_entropy
 from lib.parallel.tensor.operators import (
     copy_to_group,
     gather_from_group,
+    gather_sequence,
     reduce_from_group,
+    scatter_sequence,
     split_to_group,
 )
 from lib.parallel.tensor.replicas import assert_replicated, checksum
+from lib.parallel.tensor.sequence import sequence_parallel
 from lib.parallel.tensor.transform import (
     load_plain,
     plain_gradients,
@@ -33,9 +36,12 @@ __all__ = [
     "clip_grad_norm_",
     "copy_to_group",
     "gather_from_group",
+    "gather_sequence",
     "load_plain",
     "plain_gradients",
     "reduce_from_group",
+    "scatter_sequence",
+    "sequence_parallel",
     "split_to_group",
     "tensor_parallel",
     "to_plain",

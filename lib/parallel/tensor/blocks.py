@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from lib.parallel.tensor.dropout import SplitCore
-from lib.parallel.tensor.linear import ColumnLinear, RowLinear, column_product
+from lib.parallel.tensor.linear import ColumnLinear, RowLinear
 from lib.parallel.tensor.placements import SplitGroups
 from lib.single.models import Attention, FeedForward, causal
 
@@ -80,7 +80,7 @@ class HeadsLinear(ColumnLinear):
             first = len(weight) - len(self.groups.shared(weight))
             weight = _SharedRows.apply(weight, first, self.sharing)
             bias = None if bias is None else _SharedRows.apply(bias, first, self.sharing)
-        return column_product(x, weight, bias, self.group)
+        return self.product(x, weight, bias)
 
 
 class _SharedRows(torch.autograd.Function):

@@ -3,6 +3,8 @@
     column:  x [.., D]    · W [D, F/tp] -> y [.., F/tp]       backward: dx +tp, then all_reduce
     row:     x [.., F/tp] · W [F/tp, D] -> y [.., D] +tp      then all_reduce; backward: nothing
 
+With sequence parallelism x begins and y ends as [B, S/tp, D]: see sequence.py.
+
 W is written as in the formula; PyTorch stores it transposed, [F/tp, D] for column and [D, F/tp] for
 row. A column layer followed by a row layer needs one all_reduce forward and one backward.
 Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), section 3.
@@ -14,21 +16,45 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from lib.parallel.tensor.operators import gather_from_group, reduce_from_group, split_to_group
+from lib.parallel.tensor.gathered import gathered_product
+from lib.parallel.tensor.operators import (
+    gather_from_group,
+    reduce_from_group,
+    scatter_sequence,
+    split_to_group,
+)
 from lib.parallel.tensor.placements import Replicated, Split
 
 
 class SplitModule(nn.Module):
     """The base of the modules whose parameters are split over a group.
 
-    `placements` says where the numbers of each of its own parameters are, by name.
+    `placements` says where the numbers of each of its own parameters are, by name. Where
+    `splits_sequence` is set, tensors outside it have this rank's tokens only, [B, S/tp, D].
     """
+
+    splits_sequence = False
 
     def __init__(self, group=None):
         super().__init__()
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.placements = {}
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Begin a split region with a column layer: x [B, S, D] or [B, S/tp, D] -> [B, S, F/tp]."""
+        kind = gathered_product if self.splits_sequence else column_product
+        device = x.device.type
+        if torch.is_autocast_enabled(device):  # here, so that backward sees what forward multiplied
+            dtype = torch.get_autocast_dtype(device)
+            x, weight, bias = (t if t is None else t.to(dtype) for t in (x, weight, bias))
+        return kind(x, weight, bias, self.group)
+
+    def sum(self, y: Tensor) -> Tensor:
+        """End a split region: y [B, S, D] +tp -> [B, S, D] or [B, S/tp, D]."""
+        if self.splits_sequence:
+            return scatter_sequence(y, self.group)
+        return reduce_from_group(y, self.group, in_place=True)
 
     def take(self, name: str, full: Tensor | None, placement) -> None:
         """Keep this rank's part of a parameter of the whole module; None stays None."""
@@ -62,7 +88,7 @@ class ColumnLinear(SplitModule):
         return Split(self.ranks, 0, full.out_features, what="The output of a layer has {} entries")
 
     def forward(self, x):
-        y = column_product(x, self.weight, self.bias, self.group)
+        y = self.product(x, self.weight, self.bias)
         return gather_from_group(y, -1, self.group) if self.gather_output else y
 
     def extra_repr(self) -> str:
@@ -88,7 +114,7 @@ class RowLinear(SplitModule):
     def forward(self, x):
         if not self.input_is_split:
             x = split_to_group(x, -1, self.group)
-        y = reduce_from_group(linear(x, self.weight), self.group, in_place=True)
+        y = self.sum(linear(x, self.weight))
         return y if self.bias is None else y.add_(self.bias)
 
     def extra_repr(self) -> str:
@@ -98,10 +124,6 @@ class RowLinear(SplitModule):
 
 def column_product(x: Tensor, weight: Tensor, bias: Tensor | None, group=None) -> Tensor:
     """Return x [.., D] · Wᵀ + b as [.., F/tp]; backward sums the gradient of x over the group."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):  # here, so that backward sees what forward multiplied
-        dtype = torch.get_autocast_dtype(device)
-        x, weight, bias = (t if t is None else t.to(dtype) for t in (x, weight, bias))
     return _Column.apply(x, weight, bias, group)
 
 

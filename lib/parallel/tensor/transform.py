@@ -122,14 +122,20 @@ def _tie(model, tied) -> None:
 def _sum_gradients(module, group) -> None:
     """Sum the gradients of a replicated module that works on split numbers."""
 
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            sum_gradient(parameter, group)
+
+
+def sum_gradient(parameter: nn.Parameter, group=None) -> None:
+    """Sum the gradient of a replicated parameter over a group, as soon as backward has it."""
+
     def summed(gradient):
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient, group=group)
         return gradient
 
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(summed)
+    parameter.register_hook(summed)
 
 
 # Whole weights.

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from lib.parallel.tensor.linear import ColumnLinear, SplitModule
-from lib.parallel.tensor.operators import reduce_from_group
 from lib.parallel.tensor.placements import Split
 
 
@@ -47,7 +46,7 @@ class VocabParallelEmbedding(SplitModule):
         rows, inside = local_rows(tokens, self.rows, self.first)
         y = embedding(rows, self.weight, self.padding_idx)
         y = y.masked_fill(~inside.unsqueeze(-1), 0.0)
-        return reduce_from_group(y, self.group, in_place=True)
+        return self.sum(y)
 
     def extra_repr(self) -> str:
         """Say which part of the vocabulary this rank has."""

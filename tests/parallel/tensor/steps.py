@@ -53,9 +53,9 @@ def ruined(model):
     return model
 
 
-def spread(name):
+def spread(name, transform=tensor_parallel):
     """The same two steps on the ranks of the world."""
-    model = tensor_parallel(ruined(models.gpt(name)))
+    model = transform(ruined(models.gpt(name)))
     v = model.shape.vocabulary
     loss = lambda logits, targets: vocab_parallel_cross_entropy(logits, targets, vocabulary=v)
     found = trained(model, batches(v), loss)

@@ -1,0 +1,68 @@
+"""Megatron's sequence parallelism: between the split regions a rank has a part of every sequence.
+
+    tensor parallelism    norm [B, S, D]     column, .., row +tp -> all_reduce     -> [B, S, D]
+    with it               norm [B, S/tp, D] -> all_gather -> column, .., row +tp
+                                                       -> reduce_scatter -> [B, S/tp, D]
+
+Tensor parallelism alone computes norms, dropouts and residuals of all tokens on every rank, and
+keeps their inputs tp times. Here each rank has its own tokens there. The bytes sent forward are the
+same, because an all_reduce is a reduce_scatter and an all_gather; backward gathers the inputs of
+the column layers once more, so that they need not be kept (gathered.py).
+
+Norms, and the biases of row layers, are whole on every rank but see a part of the tokens. So the
+gradient of each is a pending sum, which backward finishes with an all_reduce: left out, the ranks
+train different norms, and nothing fails.
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
+(arXiv 2205.05198), section 4.2.2.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lib.parallel.tensor.dropout import SplitDropout
+from lib.parallel.tensor.linear import SplitModule
+from lib.parallel.tensor.placements import Replicated
+from lib.parallel.tensor.transform import placements, sum_gradient, tensor_parallel
+from lib.predict.arguments import equal_share
+from lib.single.models import Attention, Embedding, FeedForward
+
+DIM = 1  # the tokens of [B, S, D]
+
+
+def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) -> nn.Module:
+    """Split a plain GPT as `tensor_parallel` does, and the sequences between its parts; return it.
+
+    tokens [B, S] -> logits [B, S, V/tp], from the same tokens on every rank. Loss, optimizer and
+    the functions for whole weights are those of tensor parallelism. `seed` is for dropout
+    (dropout.py). Raises ValueError for a model that is not a plain GPT, and in forward for
+    sequences that the ranks cannot share equally.
+    """
+    tensor_parallel(model, group, seed=seed)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    parts = list(model.modules())
+    seeds = None if seed is None else iter(range(seed + len(parts), seed + 2 * len(parts)))
+    for module in parts:
+        if isinstance(module, SplitModule):
+            module.splits_sequence = True
+        elif isinstance(module, Embedding):
+            module.position_ids = _Positions(rank, ranks)
+        if isinstance(module, Attention | FeedForward | Embedding):
+            own = None if seeds is None else next(seeds)
+            module.dropout = SplitDropout(module.dropout, group, DIM, own)
+    places = placements(model)
+    for name, parameter in model.named_parameters():
+        if isinstance(places[name], Replicated) and parameter.requires_grad:
+            sum_gradient(parameter, group)
+    return model
+
+
+class _Positions:
+    """The positions of this rank's tokens, for the embedding of positions: S -> [S/tp]."""
+
+    def __init__(self, rank: int, ranks: int):
+        self.rank, self.ranks = rank, ranks
+
+    def __call__(self, sequence: int, device: torch.device) -> torch.Tensor:
+        share = equal_share(sequence, self.ranks, "A sequence has {} tokens")
+        return torch.arange(self.rank * share, (self.rank + 1) * share, device=device)
