@@ -180,6 +180,12 @@ class Bench:
         measures = bench_tensor.steps, bench_tensor.memory, bench_tensor.loss, bench_tensor.clock
         yield from self._each(measures)
 
+    def sequence(self):
+        """Our sequence parallelism against DTensor's: step and memory."""
+        import bench_sequence
+
+        yield from self._each((bench_sequence.steps, bench_sequence.memory))
+
     def pipelines(self):
         """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
         import bench_pipeline as pipe

@@ -62,13 +62,16 @@ def loss(
 
 
 def published_layer(
-    width: int, heads: int, sequence: int, batch: int, ranks: int, *, scores: bool = True
-) -> float:
+    width: int, heads: int, sequence: int, batch: int, ranks: int, *, scores: bool = True,
+    sequence_parallel: bool = False,
+) -> float:  # fmt: skip
     """Return the bytes of a layer's activations as published: sbh·(10 + 24/t + 5as/(ht)).
 
     Numbers take 2 bytes and masks of dropout 1; without `scores` the last term is left out, as
-    where attention is one kernel or is computed again. Source: Korthikanti et al. 2022, table 2.
+    where attention is one kernel or is computed again. With `sequence_parallel` the 10 are divided
+    by t as well: sbh·(34/t + 5as/(ht)). Source: Korthikanti et al. 2022, table 2.
     """
     t = whole(ranks, "The number of ranks")
     inner = 5 * heads * sequence / (width * t) if scores else 0
-    return sequence * batch * width * (10 + 24 / t + inner)
+    outer = 10 / t if sequence_parallel else 10
+    return sequence * batch * width * (outer + 24 / t + inner)

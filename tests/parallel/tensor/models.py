@@ -17,6 +17,7 @@ SHAPES = {
     "padded, tied": replace(SHAPE, vocabulary=53, tied=True),
     "two keys": replace(SHAPE, kv_heads=2),
     "one key, rotary": replace(SHAPE, kv_heads=1, positions="rotary"),
+    "rotary": replace(SHAPE, positions="rotary"),
     "dropout": replace(SHAPE, dropout=0.2),
     "everything": replace(SHAPE, vocabulary=51, kv_heads=2, positions="rotary", dropout=0.1,
                           tied=True),

@@ -5,8 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
-from lib.predict.tensor import memory, traffic
+from lib.parallel.tensor import (
+    sequence_parallel,
+    tensor_parallel,
+    vocab_parallel_cross_entropy,
+)
+from lib.predict.tensor import memory, sequence, traffic
 from lib.ranks.memory import Memory
 from lib.single import GPT, next_token_loss
 from tests.parallel.tensor import models
@@ -16,8 +20,11 @@ WITHOUT = {"*.attention": "attention", "*.mlp": "mlp"}  # the vocabulary stays w
 
 
 def step(shape, vocabulary):
-    """Make a model; return what runs one step."""
-    model = tensor_parallel(GPT(shape), None, None if vocabulary else WITHOUT)
+    """Make a model; return what runs one step. For "sequence", Megatron's sequence parallelism."""
+    if vocabulary == "sequence":
+        model = sequence_parallel(GPT(shape))
+    else:
+        model = tensor_parallel(GPT(shape), None, None if vocabulary else WITHOUT)
     loss = vocab_parallel_cross_entropy if vocabulary else next_token_loss
     tokens, targets = models.batch(shape.vocabulary)
 
@@ -104,3 +111,42 @@ def test_a_layer_has_two_all_reduces_in_each_direction():
     one, two = (traffic.of_step(replace(models.SHAPE, layers=n), 4, 3) for n in (1, 2))
     assert len(two) - len(one) == 4
     assert {exchange.bytes for exchange in two} == {4 * 36, 8 * 36, 4 * 36 * 24}
+
+
+# Sequence parallelism on top.
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_ledger_of_split_sequences_is_the_prediction(world, name):
+    """Forward sends what tensor parallelism sends; backward gathers the columns' inputs again."""
+    world.run(prepared, SHAPES[name], "sequence")
+    ledger = world.record(run_prepared)
+    expected = sequence.of_step(SHAPES[name], len(world), 3)
+    for rank in range(len(world)):
+        rows = sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start)
+        assert [(row.op, len(row.members), row.bytes) for row in rows] == [*map(tuple, expected)]
+
+
+@pytest.mark.parametrize("name", ["plain", "tied", "two keys", "one key, rotary"])
+def test_what_a_rank_keeps_of_split_sequences_is_the_prediction(world, name):
+    shape, n = SHAPES[name], len(world)
+    for forward, _ in world.run(kept, shape, "sequence"):
+        assert forward == sequence.activations(shape, n, 3)
+
+
+def test_split_sequences_send_a_fourth_more():
+    """Of a layer's large exchanges: 8 halves of an all_reduce without it, 10 with it."""
+    shape = replace(models.SHAPE, layers=5)
+    large = 4 * 36 * 24
+    halves = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    ends = {False: 4, True: 5}  # of the embedding and of the head
+    for split, per_layer in ((False, 8), (True, 10)):
+        plan = sequence.of_step if split else traffic.of_step
+        total = sum(halves[e.op] for e in plan(shape, 4, 3) if e.bytes == large)
+        assert total == ends[split] + per_layer * shape.layers
+
+
+@pytest.mark.parametrize("call", [sequence.of_step, sequence.activations])
+def test_a_sequence_that_the_ranks_cannot_share_is_refused(call):
+    with pytest.raises(ValueError, match="A sequence has 10 tokens"):
+        call(models.SHAPE, 4, 3, 10)

@@ -1,32 +1,43 @@
 """The same model through PyTorch's parallelize_module: the same losses, gradients and weights."""
 
+import functools
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     loss_parallel,
     parallelize_module,
 )
 
+from lib.parallel.tensor import sequence_parallel
 from lib.ranks.mesh import mesh
 from tests.parallel.tensor import models
 from tests.parallel.tensor.steps import batches, differences, spread, trained
 
 
-def dtensor(model, device_mesh):
-    """Split a plain GPT as PyTorch does it, by modules."""
-    plan = {"blocks.0.tokens": RowwiseParallel(input_layouts=Replicate()),
-            f"blocks.{len(model) - 1}.linear": ColwiseParallel(output_layouts=Shard(-1),
-                                                               use_local_output=False)}  # fmt: skip
+def dtensor(model, device_mesh, sequence=False):
+    """Split a plain GPT as PyTorch does it, by modules; sequences too, if positions are rotary."""
+    between = Shard(1) if sequence else Replicate()
+    column = functools.partial(ColwiseParallel, input_layouts=between)
+    row = functools.partial(RowwiseParallel, output_layouts=between)
+    last = f"blocks.{len(model) - 1}"
+    plan = {"blocks.0.tokens": row(input_layouts=Replicate()),
+            f"{last}.linear": column(output_layouts=Shard(-1), use_local_output=False)}  # fmt: skip
+    norms = [f"{last}.norm"]
     for n in range(1, len(model) - 1):
         plan |= {
-            f"blocks.{n}.attention.qkv": ColwiseParallel(),
-            f"blocks.{n}.attention.proj": RowwiseParallel(),
-            f"blocks.{n}.mlp.up": ColwiseParallel(),
-            f"blocks.{n}.mlp.down": RowwiseParallel(),
+            f"blocks.{n}.attention.qkv": column(),
+            f"blocks.{n}.attention.proj": row(),
+            f"blocks.{n}.mlp.up": column(),
+            f"blocks.{n}.mlp.down": row(),
         }
+        norms += [f"blocks.{n}.norm1", f"blocks.{n}.norm2"]
+    if sequence:
+        plan |= {name: SequenceParallel() for name in norms}
     return parallelize_module(model, device_mesh, plan)
 
 
@@ -34,8 +45,8 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def theirs(name, ranks):
-    model = dtensor(models.gpt(name), mesh(tp=ranks).torch())
+def theirs(name, ranks, sequence=False):
+    model = dtensor(models.gpt(name), mesh(tp=ranks).torch(), sequence)
     loss = lambda logits, targets: torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten()
     )
@@ -51,4 +62,11 @@ def theirs(name, ranks):
 def test_a_step_is_dtensors(worlds, name):
     expected = worlds(2).run(theirs, name, 2)[0]
     found = differences(worlds(2).run(spread, name), expected)
+    assert max(found.values()) < 1e-10, found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_step_on_split_sequences_is_dtensors(worlds, ranks):
+    expected = worlds(ranks).run(theirs, "rotary", ranks, True)[0]
+    found = differences(worlds(ranks).run(spread, "rotary", sequence_parallel), expected)
     assert max(found.values()) < 1e-10, found
