@@ -74,6 +74,7 @@ class Hop:
         """Wait for both, and return the block that has arrived."""
         for work in self.works:
             work.wait()
+        self.works = self.sent = None
         return self.arriving
 
 
