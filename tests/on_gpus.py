@@ -43,6 +43,7 @@ CPU_ONLY = {
     "test_ambient.py::test_a_call_begins_as_a_function_in_the_notebook_would": "it asks for the "
     "CPU's autocast",
     "parallel/tensor/test_bytes.py::test_what_a_rank_keeps_is_the_prediction*": ATTENTION,
+    "parallel/sequence/test_bytes.py::test_what_a_rank*": ATTENTION,
     "predict/tensor/test_step.py::test_each_operation_is_performed*": ATTENTION,
     "test_autocast_computes_in_two_bytes": "it asks for the CPU's autocast",
     "test_the_sum_is_launched_before_the_weights_gradient_is_computed": "it reads a profile of the "

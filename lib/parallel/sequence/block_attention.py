@@ -14,7 +14,7 @@ those that the whole attention would give its pairs, and dQ of all blocks is the
 There are two versions. `readable_forward` and `readable_backward` are written out and work for every
 dtype and device; PyTorch's kernels never write the scores to memory. `forward` and `backward` choose
 the kernel that has log_sum among its results: flash attention on the CPU, and on CUDA flash attention
-in 2 bytes and memory-efficient attention in 4; everywhere else the readable version.
+or else memory-efficient attention, as PyTorch allows; everywhere else the readable version.
 Source: Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023, "FlashAttention-2" (arXiv
 2307.08691), section 3.1.
 """  # noqa: E501
@@ -23,6 +23,11 @@ import math
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import (
+    SDPAParams,
+    can_use_efficient_attention,
+    can_use_flash_attention,
+)
 
 _aten = torch.ops.aten
 
@@ -93,10 +98,11 @@ def kernel_of(q: Tensor, v: Tensor) -> str:
         return "cpu"
     if q.device.type != "cuda" or q.dtype == torch.float64:
         return "readable"
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    if half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+    # PyTorch knows which of its kernels this GPU, dtype and head size have.
+    like = SDPAParams(q, q, q, None, 0.0, False, False)
+    if can_use_flash_attention(like):
         return "flash"
-    return "efficient" if q.dtype == torch.float32 and q.shape[-1] % 4 == 0 else "readable"
+    return "efficient" if can_use_efficient_attention(like) else "readable"
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -74,6 +74,7 @@ class Hop:
         """Wait for both, and return the block that has arrived."""
         for work in self.works:
             work.wait()
+        self.works = self.sent = None
         return self.arriving
 
 
@@ -127,18 +128,28 @@ class _RingAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         q, k, v, out, log_sum = ctx.saved_tensors
-        dq, own, hop = torch.zeros_like(q, dtype=_wide(q)), None, None
+        dq = own = hop = None
         for keys, values, blocks, step in _travelling(k, v, ctx.ring, ctx.causal):
-            sums = _gradients(gradient, q, keys, values, out, log_sum, blocks, ctx.scale, dq)
+            here = []  # dK and dV of this step's rectangles, and the keys that they belong to
+            for rows, columns, masked in blocks:
+                of_q, *of_kv = block_attention.backward(
+                    gradient[:, :, rows], q[:, :, rows], keys[:, :, columns],
+                    values[:, :, columns], out[:, :, rows], log_sum[:, :, rows], masked, ctx.scale,
+                )  # fmt: skip
+                here.append((columns, of_kv))
+                if dq is None and rows == slice(0, q.shape[2]):
+                    dq = of_q.to(_wide(q))
+                    continue
+                dq = torch.zeros_like(q, dtype=_wide(q)) if dq is None else dq
+                dq[:, :, rows] += of_q
             if not step:
-                own = sums
+                own = here
                 continue
-            if hop:
-                sums += hop.arrived()
+            sums = _added(hop and hop.arrived(), here, k)
             hop = ctx.ring.hop(sums, f"gradients of keys and values, hop {step}")
-        if hop:
-            own += hop.arrived()
-        return dq.to(q.dtype), own[0], own[1], None, None, None
+        dk, dv = _added(hop and hop.arrived(), own, k)
+        dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
+        return dq, dk, dv, None, None, None
 
 
 def _travelling(k, v, ring, causal):
@@ -154,18 +165,16 @@ def _travelling(k, v, ring, causal):
         yield k, v, blocks, step
 
 
-def _gradients(gradient, q, keys, values, out, log_sum, blocks, scale, dq):
-    """Add this block's part to dq; return its dK and dV: [2, B, G, S/P, K]."""
-    sums = keys.new_zeros(2, *keys.shape)
-    for rows, columns, masked in blocks:
-        of_q, of_k, of_v = block_attention.backward(
-            gradient[:, :, rows], q[:, :, rows], keys[:, :, columns], values[:, :, columns],
-            out[:, :, rows], log_sum[:, :, rows], masked, scale,
-        )  # fmt: skip
-        dq[:, :, rows] += of_q
-        sums[0, :, :, columns] += of_k
-        sums[1, :, :, columns] += of_v
-    return sums
+def _added(sums, here, k):
+    """Add the gradients of a step to the sums that have arrived, if any: [2, B, G, S/P, K]."""
+    for columns, of_kv in here:
+        if sums is None and columns == slice(0, k.shape[2]):
+            sums = torch.stack(of_kv)
+            continue
+        sums = k.new_zeros(2, *k.shape) if sums is None else sums
+        for total, of_block in zip(sums, of_kv):
+            total[:, :, columns] += of_block
+    return k.new_zeros(2, *k.shape) if sums is None else sums
 
 
 def _wide(q) -> torch.dtype:

@@ -71,7 +71,7 @@ class Context:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return causal attention: q [B, H, S/P, K], k, v [B, G, S/P, K] -> [B, H, S/P, K]."""
         if dropout:
-            raise ValueError(_DROPOUT)
+            raise ValueError(f"{_DROPOUT} Set it to 0.")
         if self.inner is not ALONE:
             return ulysses_attention(
                 q, k, v, self.inner, True, self.layout, self.documents, ring=self.group
@@ -81,8 +81,8 @@ class Context:
 
 
 _DROPOUT = (
-    "Ranks that draw the same random numbers would drop the same places of different tokens. "
-    "Context parallelism takes a model without dropout: set it to 0."
+    "Context parallelism takes a model without dropout: ranks that draw the same random numbers "
+    "would drop the same places of different tokens."
 )
 
 
@@ -148,7 +148,7 @@ def _refuse(model, layers) -> None:
         )
     for name, part in model.named_modules():
         if isinstance(part, nn.Dropout) and part.p:
-            raise ValueError(f"{name} drops numbers with the probability {part.p}. {_DROPOUT}")
+            raise ValueError(f"{name} has the probability {part.p}. {_DROPOUT} Set it to 0.")
         if isinstance(part, Attention) and part.core is not causal:
             raise ValueError(
                 f"The core of {name} is not lib.single.models.causal any more. Apply "

@@ -155,7 +155,8 @@ def key_heads_sent(heads: int, key_heads: int, ranks: int) -> int:
     if key_heads % ranks and ranks % key_heads:
         raise ValueError(
             f"An attention has {key_heads} heads of keys; {ranks} ranks cannot share them equally, "
-            f"nor can each be copied to equally many ranks. {advice}"
+            "nor can each be copied to equally many ranks. Choose fewer ranks, or ring attention, "
+            "which does not split heads."
         )
     return max(key_heads, ranks)
 

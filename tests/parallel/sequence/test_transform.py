@@ -82,7 +82,7 @@ def three_heads():
     [
         (lambda: GPT(models.SHAPE), {"method": "rings"}, "No method is called 'rings'. Choose"),
         (lambda: GPT(models.SHAPE), {"layout": "zagzig"}, "No layout is called 'zagzig'. Choose"),
-        (with_dropout, {}, "drops numbers with the probability 0.1. Ranks that draw the same"),
+        (with_dropout, {}, "has the probability 0.1. Context parallelism takes a model without dropout"),
         (twice, {}, "The core of blocks.1.attention is not lib.single.models.causal any more."),
         (MLP, {}, "A MLP has no attention of lib.single.models"),
         (three_heads, {"method": "ulysses"}, "An attention has 3 heads; 2 ranks cannot share"),
