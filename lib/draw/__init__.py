@@ -1,5 +1,6 @@
 """Pictures made from plain rows, and `guess`; no torch."""
 
+from lib.draw.attention_blocks import attention_blocks
 from lib.draw.blocks import blocks
 from lib.draw.buckets import buckets
 from lib.draw.collective import collective
@@ -18,6 +19,7 @@ from lib.draw.versions import versions
 
 __all__ = [
     "Picture",
+    "attention_blocks",
     "blocks",
     "buckets",
     "collective",

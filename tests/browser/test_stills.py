@@ -3,6 +3,7 @@
 import pytest
 
 from lib.draw import (
+    attention_blocks,
     blocks,
     buckets,
     collective,
@@ -33,6 +34,8 @@ from tests.predict.allocator.lives import checkpointed
 PAPER = Costs(1e-3, 1e-3, 1e-3, send=1e-4, activation=50_000_000)
 SIZES = [1e3, 1e4, 1e5]
 PICTURES = {
+    "attention_blocks": lambda: attention_blocks("contiguous", ranks=8, step=3),
+    "attention_blocks by heads": lambda: attention_blocks("heads"),
     "blocks": lambda: blocks(
         {"best": replay(checkpointed()), "arena": replay(checkpointed(), arena=["activations"])}
     ),
