@@ -139,10 +139,11 @@ function layRankLanes({ ranks, scores, begins, ends, axis }, width, top, at) {
     marks.push(textMark(RING_LANES.left - 8, middle, name, { align: "right" }));
     let free = 0;
     scores.forEach((step, number) => {
-      marks.push(...rankWaitMarks(x, y(rank), rank, free, begins[number][rank]));
-      free = ends[number][rank];
       const [begin, count] = [begins[number][rank], step[rank]];
-      if (count) marks.push(...rankStepMarks(x, y(rank), { rank, number, begin, count, at }));
+      if (!count) return;
+      marks.push(...rankWaitMarks(x, y(rank), rank, free, begin));
+      marks.push(...rankStepMarks(x, y(rank), { rank, number, begin, count, at }));
+      free = ends[number][rank];
     });
     marks.push(...rankWaitMarks(x, y(rank), rank, free, span));
   }
