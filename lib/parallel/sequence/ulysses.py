@@ -42,7 +42,8 @@ def ulysses_attention(
     ranks = dist.get_world_size(group)
     heads, key_heads = q.shape[1], k.shape[1]
     sent = key_heads_sent(heads, key_heads, ranks)
-    k, v = (t.repeat_interleave(sent // key_heads, 1) for t in (k, v))
+    if sent > key_heads:
+        k, v = (t.repeat_interleave(sent // key_heads, 1) for t in (k, v))
     by_rank = [t.unflatten(1, (ranks, -1)) for t in (q, k, v)]  # [B, P, heads of a rank, S/P, K]
     x = collectives.all_to_all(torch.cat(by_rank, 2).flatten(1, 2), 1, 2, group)
     alone = ring is ALONE

@@ -64,8 +64,9 @@ def travelling(
 ) -> int:
     """Return the bytes of the blocks that a ring has under way in backward, when it has the most.
 
-    Those are K and V that are sent and those that arrive, and the same for dK and dV.
+    Those are K and V that are computed with and sent and those that arrive, and the same for dK and
+    dV: four blocks. Two ranks have three, because their last K and V are sent no further.
     """
     own = tokens_of_a_rank(shape, ranks, sequence) * whole(batch, "batch")
     block = 2 * own * shape.kv_heads * shape.head_size * itemsize
-    return 4 * block if ranks > 1 else 0
+    return min(ranks + 1, 4) * block if ranks > 1 else 0

@@ -1,6 +1,7 @@
 """GPTs that nobody tuned for, and the same training steps, plain and on split sequences."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,7 @@ def trained(model, steps, loss_of):
     }
 
 
+@cache
 def plain(name, length, documents=None, steps=2):
     """Train on one device. Documents become samples of their own, each from position 0."""
     ends = documents or (0, length)

@@ -1,11 +1,12 @@
 """What is sent, kept and computed equals the prediction, to the byte and to the block."""
 
 from dataclasses import replace
+from weakref import WeakSet
 
 import pytest
 import torch
 
-from lib.parallel.sequence import context_parallel
+from lib.parallel.sequence import context_parallel, ring
 from lib.predict.sequence import memory, traffic
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
@@ -102,3 +103,29 @@ def test_what_a_rank_of_both_axes_keeps_is_the_prediction(worlds):
         expected = memory.activations(shape, "ring", 2, 2, inner=2)
         for forward, _ in worlds(4).run(kept, shape, {}, axes):
             assert forward == expected, name
+
+
+def under_way(shape):
+    """The most bytes of all blocks that hops send, receive or have received, when a hop begins."""
+    hops, most, begin = WeakSet(), 0, ring.Hop.__init__
+
+    def noted(hop, *arguments):
+        nonlocal most
+        begin(hop, *arguments)
+        hops.add(hop)
+        blocks = {block for one in hops for block in (one.sent, one.arriving) if block is not None}
+        most = max(most, sum(block.nbytes for block in blocks))
+
+    prepared(shape, {"method": "ring"})
+    ring.Hop.__init__ = noted
+    try:
+        step()
+    finally:
+        ring.Hop.__init__ = begin
+    return most
+
+
+@pytest.mark.parametrize("name", ["learned", "two keys"])
+def test_what_is_under_way_is_the_prediction(world, name):
+    expected = memory.travelling(SHAPES[name], len(world), 2)
+    assert world.run(under_way, SHAPES[name]) == [expected] * len(world)

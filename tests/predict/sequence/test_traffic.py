@@ -65,6 +65,7 @@ def test_activations_fall_with_the_ranks_and_grow_with_the_sequence(method):
     assert by_ranks[0] == 2 * by_ranks[1] == 4 * by_ranks[2]
     assert memory.activations(shape, method, 2, 1, 8192) == 2 * by_ranks[0]
     assert memory.travelling(shape, 4, 1, 4096) == 4 * 2 * 1024 * 64 * 4
+    assert memory.travelling(shape, 2, 1, 4096) == 3 * 2 * 2048 * 64 * 4
     assert memory.travelling(shape, 1, 1, 4096) == 0
 
 

@@ -1,0 +1,74 @@
+"""Split sequences beside tensor parallelism and beside data parallelism train as one device."""
+
+import pytest
+import torch
+
+from lib.parallel.data import DistributedDataParallel
+from lib.parallel.sequence import context_parallel
+from lib.parallel.tensor import plain_gradients, tensor_parallel
+from lib.ranks.mesh import mesh
+from tests.parallel.sequence import models
+
+EXACT = 1e-11
+WHOLE_VOCABULARY = {"*.attention": "attention", "*.mlp": "mlp"}
+METHODS = ["ring", "ulysses"]
+
+
+def beside_tensor(name, method):
+    """Loss and whole gradients of one step on cp × tp ranks."""
+    here = mesh(cp=2, tp=2)
+    model = tensor_parallel(models.gpt(name), here["tp"].group, WHOLE_VOCABULARY)
+    context = context_parallel(model, here["cp"].group, method).context
+    tokens, labels = context.shard(*models.batch(32))
+    loss = context.loss(model(tokens), labels)
+    loss.backward()
+    return {"losses": [loss.item()], "gradients": plain_gradients(model)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["learned", "rotary, two keys", "one key, tied"])
+def test_beside_tensor_parallelism(worlds, name, method):
+    expected = models.plain(name, 32, steps=1)
+    expected = {what: expected[what] for what in ("losses", "gradients")}
+    for found in worlds(4).run(beside_tensor, name, method):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+def beside_data(name, method):
+    """The gradients of one step on dp × cp ranks; each dp rank has one of both samples."""
+    here = mesh(dp=2, cp=2)
+    model = models.gpt(name)
+    context = context_parallel(model, here["cp"].group, method).context
+    wrapped = DistributedDataParallel(model, here["dp"].group)
+    tokens, _ = models.batch(32)
+    own = slice(here["dp"].rank, here["dp"].rank + 1)
+    tokens, labels = context.shard(tokens[own], (tokens[own] + 1) % 40)
+    context.loss(wrapped(tokens), labels).backward()
+    return {"gradients": {key: p.grad for key, p in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beside_data_parallelism(worlds, method):
+    model = models.gpt("learned")
+    tokens, _ = models.batch(32)
+    models.mean_loss(model(tokens), (tokens + 1) % 40).backward()
+    expected = {"gradients": {key: p.grad for key, p in model.named_parameters()}}
+    for found in worlds(4).run(beside_data, "learned", method):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+def order_reversed():
+    """Split the tokens first and the heads afterwards, with the positions of the first."""
+    here = mesh(cp=2, tp=2)
+    model = context_parallel(models.gpt("rotary, two keys"), here["cp"].group)
+    tensor_parallel(model, here["tp"].group, WHOLE_VOCABULARY)
+    tokens, labels = model.context.shard(*models.batch(32))
+    with torch.no_grad():
+        return model.context.loss(model(tokens), labels).item()
+
+
+def test_tensor_parallelism_keeps_positions_and_core(worlds):
+    expected = models.plain("rotary, two keys", 32, steps=1)["losses"][0]
+    assert worlds(4).run(order_reversed) == pytest.approx([expected] * 4, abs=1e-12)
