@@ -1,0 +1,10 @@
+"""The cover of chapter 12: the blocks of a zigzag ring on four ranks."""
+
+from lib.draw import attention_blocks
+
+IMAGE = "sequence.png"
+
+
+def write(path) -> None:
+    """Write the picture."""
+    attention_blocks("zigzag").save(path)

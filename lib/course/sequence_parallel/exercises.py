@@ -1,0 +1,188 @@
+"""The exercises of chapter 12: predict, write, repair, and a layout for packed documents."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from lib.course.checks.numbers import Numbers
+from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.verdict import Hints, Verdict
+from lib.course.sequence_parallel.lessons import block
+from lib.predict.sequence.traffic import of_layer
+from lib.predict.shape import GPTShape
+
+LARGE = GPTShape(1, 131_072, 8192, 64, 1, kv_heads=8, hidden=28_672, positions="rotary")
+RANKS = 16
+
+
+def _sent(method: str) -> float:
+    """Return the MB that a rank sends in forward of one layer's attention, in 2 bytes a number."""
+    return sum(move.sent for move in of_layer(LARGE, method, RANKS, 1, itemsize=2).forward) / 1e6
+
+
+predict = Numbers(
+    name="predict",
+    task="Put a number in place of each None.",
+    answers={"ring": round(_sent("ring"), 1), "ulysses": round(_sent("ulysses"), 1)},
+    hints=(
+        "Each rank has 131,072 ÷ 16 tokens, and a head has 8,192 ÷ 64 numbers for each of them.",
+        "In the ring a rank sends K and V of 8 heads, 15 times.",
+        "Ulysses needs at least one key head for each of 16 ranks, so the 8 are copied to 16: a "
+        "rank has (64 + 2 · 16) heads of q, k and v and then 64 heads of the result, and sends "
+        "15 of 16 parts of both.",
+    ),
+)
+
+
+# --- write
+
+
+def _merge_inputs(ranks: int, size: int) -> list[tuple]:
+    """Return for each rank the results of the same queries over two blocks of keys."""
+    inputs = []
+    for rank in range(ranks):
+        draw = torch.Generator("cpu").manual_seed(rank)
+        q, k, v = (torch.randn(2, rows, 8, generator=draw, dtype=torch.float64, device="cpu")
+                   for rows in (4, 2 * size, 2 * size))  # fmt: skip
+        k = 400 * k  # exp of such scores is too large for a number
+        parts = slice(size), slice(size, None)
+        inputs.append(tuple(one for part in parts for one in block(q, k[:, part], v[:, part])))
+    return inputs
+
+
+def _merge_reference(inputs) -> list:
+    results = []
+    for out_a, log_sum_a, out_b, log_sum_b in inputs:
+        whole = torch.logaddexp(log_sum_a, log_sum_b)
+        shares = (log_sum_a - whole).exp(), (log_sum_b - whole).exp()
+        results.append(out_a * shares[0].unsqueeze(-1) + out_b * shares[1].unsqueeze(-1))
+    return results
+
+
+write = Exercise(
+    name="write",
+    task="Fill in the body of `my_merge`: return the result over the keys of both blocks.",
+    inputs=_merge_inputs,
+    reference=_merge_reference,
+    sizes=(1, 6),
+    words="{} keys in each block",
+    hints=(
+        "Σ exp of all scores is exp(log_sum_a) + exp(log_sum_b). Which share of it is block b's?",
+        "The result over all keys is the mean of out_a and out_b, weighted by these shares.",
+        "exp(log_sum) overflows here. b's share is 1/(1 + exp(log_sum_a - log_sum_b)), which is "
+        "torch.sigmoid of a difference. It is one number a query: unsqueeze(-1) for out.",
+    ),
+)
+
+
+# --- repair
+
+
+def _loss_inputs(ranks: int, size: int) -> list[tuple]:
+    """Return each rank's logits and labels; ranks have different numbers of labels that count."""
+    draw, inputs = torch.Generator("cpu").manual_seed(size), []
+    for rank in range(ranks):
+        logits = torch.randn(1, size, 10, generator=draw, dtype=torch.float64)
+        labels = torch.randint(10, (1, size), generator=draw)
+        labels[:, size - rank * size // (ranks + 1) :] = -100
+        inputs.append((logits, labels))
+    return inputs
+
+
+def _loss_reference(inputs) -> list:
+    logits, labels = (torch.cat([one[n] for one in inputs], 1) for n in (0, 1))
+    return [cross_entropy(logits.flatten(0, 1), labels.flatten())] * len(inputs)
+
+
+class _Repair(Exercise):
+    """Any collectives will do."""
+
+    def _scored(self, ledger, world, inputs) -> Verdict:
+        return Verdict(True, f"Solved on {world.size} ranks, for {len(self.sizes)} lengths.")
+
+
+repair = _Repair(
+    name="repair",
+    task="Repair `my_loss`: return the mean over all labels that count, on every rank.",
+    inputs=_loss_inputs,
+    reference=_loss_reference,
+    sizes=(10, 25),
+    words="{} tokens on each rank",
+    hints=(
+        "The last ranks have fewer labels that count. How much does one of theirs weigh in a mean "
+        "of the ranks' means?",
+        "Sum the losses of all labels of all ranks, and divide by the number of all labels.",
+        'cross_entropy(..., reduction="sum") leaves out labels of -100. Count the others with '
+        "(labels != -100).sum(), and all_reduce both numbers.",
+    ),
+)
+
+
+# --- going further: a layout for packed documents
+
+DOCUMENTS = (0, 700, 1500, 1600, 4096)
+CHUNKS, CHUNK = 8, 512  # two for each of four ranks
+
+
+def chunk_scores() -> list[int]:
+    """Return the scores of each chunk's queries to all keys of their documents before them."""
+    totals = []
+    for chunk in range(CHUNKS):
+        first = [max(cut for cut in DOCUMENTS[:-1] if cut <= token)
+                 for token in range(chunk * CHUNK, (chunk + 1) * CHUNK)]  # fmt: skip
+        tokens = range(chunk * CHUNK, (chunk + 1) * CHUNK)
+        totals.append(sum(token - begin + 1 for token, begin in zip(tokens, first)))
+    return totals
+
+
+def _slowest(ranks_of_chunks) -> int:
+    """Return the scores of the rank that has the most."""
+    scores = chunk_scores()
+    return max(sum(s for s, rank in zip(scores, ranks_of_chunks) if rank == r) for r in range(4))
+
+
+def best_layout() -> list[int]:
+    """Return the rank of each chunk in a layout whose slowest rank has the fewest scores."""
+    best = None
+
+    def fill(ranks_of_chunks, rank):
+        nonlocal best
+        free = [n for n, r in enumerate(ranks_of_chunks) if r is None]
+        if not free:
+            if best is None or _slowest(ranks_of_chunks) < _slowest(best):
+                best = list(ranks_of_chunks)
+            return
+        for other in free[1:]:  # the first free chunk is this rank's, for ranks are alike
+            more = list(ranks_of_chunks)
+            more[free[0]] = more[other] = rank
+            fill(more, rank + 1)
+
+    fill([None] * CHUNKS, 0)
+    return best
+
+
+@dataclass
+class Layout(Hints):
+    """Judges which rank has which chunk by the scores of the slowest rank, against par."""
+
+    task: str = "Give the rank of each of the 8 chunks, two chunks to a rank."
+
+    def check(self, ranks_of_chunks=None) -> Verdict:
+        """Say how many scores the slowest rank has, and how many it has at par."""
+        if not ranks_of_chunks:
+            return self._open("no rank is there", self.task)
+        if sorted(ranks_of_chunks) != sorted([0, 1, 2, 3] * 2):
+            return self._not_yet("Each of the ranks 0 to 3 has two of the eight chunks.")
+        own, par = _slowest(ranks_of_chunks), _slowest(best_layout())
+        words = f"The slowest rank has {own:,} scores; at par it has {par:,}."
+        return Verdict(True, f"Solved. {words}") if own <= par else self._not_yet(words)
+
+
+pack = Layout(
+    name="pack",
+    hints=(
+        "Print chunk_scores(): which chunks have the most?",
+        "Give the chunk with the most scores to the rank that has the chunk with the fewest.",
+    ),
+)

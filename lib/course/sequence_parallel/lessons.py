@@ -1,0 +1,201 @@
+"""What the cells of chapter 12 call: one attention on one device and on ranks, a GPT, tables."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from lib.ledger import Ledger
+from lib.parallel.sequence import context_parallel, ring_attention, shard_sequence
+from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
+from lib.parallel.tensor import plain_gradients, sequence_parallel, vocab_parallel_cross_entropy
+from lib.predict import hardware
+from lib.predict.collectives.exchange import Exchange
+from lib.predict.sequence import memory, traffic
+from lib.predict.sequence.hiding import tokens_to_hide
+from lib.predict.shape import GPTShape
+from lib.predict.tensor import memory as tensor_memory
+from lib.predict.tensor import sequence as megatron
+from lib.ranks.memory import Memory
+from lib.ranks.mesh import mesh
+from lib.single import GPT, next_token_loss
+
+SHAPE = GPTShape(vocabulary=64, sequence=16, width=32, heads=4, layers=2, hidden=64)
+SAMPLES = 2
+TOKENS = 32  # of the attention that is split before the GPT is
+# One layer of Llama 3 8B, as the GPT of this course: width, heads and hidden layer are its own.
+LLAMA = GPTShape(1, 2**20, 4096, 32, 1, kv_heads=8, hidden=14_336, positions="rotary")
+
+
+def attention_inputs() -> list[torch.Tensor]:
+    """Draw q, k and v, [1, 4, 32, 8] each, equal on every rank."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    size = (1, 4, TOKENS, 8)
+    make = lambda: torch.randn(size, generator=draw, dtype=torch.float64, device="cpu")
+    return [make() for _ in range(3)]
+
+
+def block(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention of all queries to these keys, and log Σ exp of each query's scores."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    log_sum = scores.logsumexp(-1)
+    return (scores - log_sum.unsqueeze(-1)).exp() @ v, log_sum
+
+
+def in_layout(layout: str) -> bool:
+    """Run the library's ring on every rank; return whether this rank's result and dQ are right."""
+    here = torch.empty(0).device
+    q, k, v = (t.to(here).requires_grad_() for t in attention_inputs())
+    shards = [shard_sequence(t, None, layout, 2) for t in (q, k, v)]
+    dist.barrier()
+    out = ring_attention(*shards, layout=layout)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    own = shard_sequence(expected, None, layout, 2)
+    (of_q,) = torch.autograd.grad(out.sum(), shards[0])
+    (whole,) = torch.autograd.grad(expected.sum(), q)
+    right = torch.allclose(of_q, shard_sequence(whole, None, layout, 2))
+    return torch.allclose(out, own) and right
+
+
+def theirs() -> bool:
+    """Run PyTorch's context_parallel on every rank; return whether our ring gives the same."""
+    from torch.distributed.tensor.experimental import context_parallel as pytorchs
+
+    use_torch_context_parallel_on_cpu()
+    q, k, v = attention_inputs()
+    shards = [shard_sequence(t, None, "zigzag", 2) for t in (q, k, v)]
+    ours = ring_attention(*shards)
+    here = mesh(cp=dist.get_world_size()).torch()
+    dist.barrier()
+    with pytorchs(here, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = out.clone()
+    return torch.allclose(out, ours, rtol=1e-5, atol=1e-6)
+
+
+# --- a GPT, four ways
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw 2 samples: tokens and targets, [B, S] each, equal on every rank."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    tokens = torch.randint(64, (SAMPLES, SHAPE.sequence + 1), generator=draw, device="cpu")
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def on_one_device() -> tuple[float, dict]:
+    """Return the loss of the plain GPT, and its gradients by name."""
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(SHAPE).double(), batch()
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def on_ranks(method: str) -> tuple[float, dict, int]:
+    """Run the same GPT on every rank, split by "megatron", "ulysses" or "ring".
+
+    Returns the loss, the whole gradients, and the bytes that autograd keeps here after forward,
+    without the loss.
+    """
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(SHAPE).double(), batch()
+    if method == "megatron":
+        sequence_parallel(model)
+        loss_of, gradients_of = vocab_parallel_cross_entropy, plain_gradients
+    else:
+        context_parallel(model, method=method)
+        loss_of = model.context.loss
+        gradients_of = lambda model: {name: p.grad for name, p in model.named_parameters()}
+    device = next(model.parameters()).device
+    tokens, targets = tokens.to(device), targets.to(device)
+    if method != "megatron":
+        tokens, targets = model.context.shard(tokens, targets)
+    dist.barrier()
+    with Memory(model) as counted:
+        logits = model(tokens)
+        kept = counted.now["activations"]
+        loss = loss_of(logits, targets)
+        loss.backward()
+    dist.barrier()
+    return loss.item(), gradients_of(model), kept
+
+
+def launched(ledger: Ledger) -> list[Exchange]:
+    """Return what rank 0 launched between its last two barriers; a receive is another's send."""
+    rows = ledger.where(rank=0, lane="comm")
+    begin, end = sorted(rows.where(op="barrier").column("end"))[-2:]
+    inside = [row for row in rows if begin <= row.start and row.end <= end and row.bytes]
+    ranks = ledger.meta["ranks"]
+    return [Exchange(row.op, ranks, row.bytes) for row in inside if row.op != "recv"]
+
+
+def predicted(method: str, ranks: int) -> tuple[list[Exchange], int]:
+    """Return the collectives and messages of a step, and the bytes that a rank keeps."""
+    sizes = {"batch": SAMPLES, "itemsize": 8}
+    if method == "megatron":
+        moves = megatron.of_step(SHAPE, ranks, **sizes)
+        return moves, megatron.activations(SHAPE, ranks, **sizes)
+    moves = traffic.of_step(SHAPE, method, ranks, **sizes)
+    kept = memory.activations(SHAPE, method, ranks, **sizes)
+    return [*moves.forward, *moves.backward], kept
+
+
+def compared(runs: dict[str, Ledger]) -> str:
+    """Write for each method what a rank keeps and sends, recorded, and whether it was predicted.
+
+    Gradients of whole weights are left out of what is sent: data parallelism would send them too.
+    The first line is tensor parallelism without sequence parallelism, predicted.
+    """
+    loss, gradients = on_one_device()
+    ranks = next(iter(runs.values())).meta["ranks"]
+    lines = ["                 equal  activations     sent  predicted"]
+    kept = tensor_memory.activations(SHAPE, ranks, SAMPLES, itemsize=8)
+    lines.append(f"{'tensor parallel':<24}{kept:>11,}")
+    for method, run in runs.items():
+        value, whole, kept = run.results[0]
+        close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023
+        equal = abs(value - loss) < 1e-12 and all(map(close, gradients))
+        moves, keeps = predicted(method, ranks)
+        as_predicted = kept == keeps and sorted(launched(run)) == sorted(moves)
+        weights = {p.numel * 8 for p in SHAPE.parameters}
+        large = [m for m in launched(run) if not (m.op == "all_reduce" and m.bytes in weights)]
+        sent = sum(move.sent for move in large)
+        lines.append(f"{method:<17}{equal!s:<7}{kept:>11,}{sent:>9,.0f}  {as_predicted}")
+    return "\n".join(lines)
+
+
+# --- limits
+
+
+def to_hide() -> str:
+    """Write from how many tokens a rank a ring hides its messages: published, and computed."""
+    published = {("A100", "NVLink3"): "1.0", ("A100", "InfiniBand EDR"): "24.5",
+                 ("H100", "NVLink4"): "", ("H100", "InfiniBand NDR"): ""}  # fmt: skip
+    lines = ["thousands of tokens a rank        published  formula  causal, 8 of 32 heads"]
+    for (gpu, link), theirs_ in published.items():
+        peak = float(hardware.gpu(gpu).peak["bf16"].value)
+        bandwidth = float(hardware.link(link).bandwidth)
+        plain = tokens_to_hide(peak, bandwidth) / 1e3
+        grouped = tokens_to_hide(peak, bandwidth, key_share=8 / 32, causal=True) / 1e3
+        name = f"{gpu}, {link}"
+        lines.append(f"{name:<34}{theirs_:>9}{plain:>9.1f}{grouped:>23.1f}")
+    return "\n".join(lines)
+
+
+def a_layer(ranks: int) -> str:
+    """Write what attention of one layer of LLAMA sends and keeps on each of `ranks`, by method."""
+    lines = ["forward of one layer      sent, GB  kept, GB"]
+    sizes = {"batch": 1, "itemsize": 2}
+    rows = {"tensor parallel": (None, tensor_memory.activations(LLAMA, ranks, **sizes)),
+            "megatron": (None, megatron.activations(LLAMA, ranks, **sizes))}  # fmt: skip
+    for method in ("ulysses", "ring"):
+        moves = traffic.of_layer(LLAMA, method, ranks, **sizes)
+        sent = sum(move.sent for move in moves.forward)
+        rows[method] = sent, memory.activations(LLAMA, method, ranks, **sizes)
+    numel = LLAMA.sequence * LLAMA.width * 2
+    whole = 4 * numel * (ranks - 1) / ranks  # two all_gathers and two reduce_scatters
+    rows = {name: (whole if sent is None else sent, kept) for name, (sent, kept) in rows.items()}
+    for name, (sent, kept) in rows.items():
+        lines.append(f"{name:<24}{sent / 1e9:>10.1f}{kept / 1e9:>10.1f}")
+    return "\n".join(lines)
