@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib.parallel.sequence import block_attention
-from lib.predict.sequence.layout import parts, pieces_of
+from lib.predict.sequence.layout import blocks_of
 from lib.ranks.algorithms import start_exchange
 
 
@@ -42,24 +42,29 @@ class Ring(NamedTuple):
     def of(cls, group=None, layout: str = "zigzag", documents=None) -> "Ring":
         """Return the ring of a group, None being the world."""
         place = dist.get_rank(group), dist.get_world_size(group)
-        return cls(group, *place, layout, None if documents is None else tuple(documents))
+        return cls(group, *place, layout, _ends(documents))
 
     @classmethod
     def alone(cls, documents=None) -> "Ring":
         """Return a ring of this rank alone, which has the whole sequence and sends nothing."""
-        return cls(None, 0, 1, "contiguous", None if documents is None else tuple(documents))
+        return cls(None, 0, 1, "contiguous", _ends(documents))
 
-    def blocks(self, length: int, causal: bool) -> list:
+    def blocks(self, length: int, causal: bool) -> tuple:
         """Return the rectangles that this rank computes in each step; `length` is that of S/P."""
-        of = lambda rank: pieces_of(
-            length * self.ranks, rank, self.ranks, self.layout, self.documents
+        return blocks_of(
+            length * self.ranks, self.rank, self.ranks, self.layout, self.documents, causal
         )
-        own = of(self.rank)
-        return [parts(own, of((self.rank - i) % self.ranks), causal) for i in range(self.ranks)]
 
     def hop(self, block: Tensor, note: str) -> "Hop":
         """Pass a block on to the next rank, and take one of the same shape from the one before."""
         return Hop(self, block, note)
+
+
+def _ends(documents) -> tuple[int, ...] | None:
+    """Return cumulative lengths as numbers; a tensor of them is read once."""
+    if isinstance(documents, Tensor):
+        documents = documents.tolist()
+    return None if documents is None else tuple(documents)
 
 
 class Hop:

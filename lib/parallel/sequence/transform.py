@@ -53,6 +53,8 @@ class Context:
             for t, fill in ((tokens, 0), (labels, -100))
         ]
         padded = own[0].shape[1] * ranks != length
+        if isinstance(documents, Tensor):
+            documents = documents.tolist()  # once, and not in each layer
         self.documents = (0, length) if documents is None and padded else documents
         return own
 

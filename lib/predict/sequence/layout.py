@@ -10,7 +10,7 @@ every rank computes equally many scores.
 
 [Note: blocks]
 At step i of a ring, rank r has the keys and values of rank (r - i) mod P. `parts` says which
-rectangles of that block it computes. A rectangle that the mask covers whole is left out, so its
+rectangles of that block it computes, and `blocks_of` says it for all steps. A rectangle that the mask covers whole is left out, so its
 scores are neither computed nor masked.
 
 Source: Brandon et al. 2023, "Striped Attention" (arXiv 2311.09431), for the problem; Llama 3 (arXiv
@@ -19,6 +19,7 @@ Source: Brandon et al. 2023, "Striped Attention" (arXiv 2311.09431), for the pro
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -143,6 +144,20 @@ def parts(queries: Sequence[Piece], keys: Sequence[Piece], causal: bool = True) 
             reach = [q for q, n in zip(rows, seen) if n == count]
             found.append(Part(_whole(reach), _whole(columns[:count]), False))
     return found
+
+
+@lru_cache(maxsize=256)  # each layer of a model asks for the same
+def blocks_of(
+    length: int, rank: int, ranks: int, layout: str = "zigzag",
+    documents: tuple[int, ...] | None = None, causal: bool = True,
+) -> tuple[tuple[Part, ...], ...]:  # fmt: skip
+    """Return the rectangles that a rank computes in each of the P steps of a ring.
+
+    `length` is that of the whole sequence, which needs no padding.
+    """
+    of = lambda other: pieces_of(length, other, ranks, layout, documents)
+    own = of(rank)
+    return tuple(tuple(parts(own, of((rank - i) % ranks), causal)) for i in range(ranks))
 
 
 def key_heads_sent(heads: int, key_heads: int, ranks: int) -> int:

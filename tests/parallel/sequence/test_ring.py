@@ -13,6 +13,7 @@ from tests.parallel.sequence import steps
 EXACT = 1e-13
 DOCUMENTS = {
     "one": None,
+    "a tensor": torch.tensor([0, 5, 6, 19, 32]),
     "several": (0, 5, 6, 19, 32),
     "padding": (0, 9, 27),
     "all padding on some ranks": (0, 3),
@@ -24,7 +25,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_the_ring_is_the_whole_attention(world, layout, causal, documents):
     documents = DOCUMENTS[documents]
-    expected = steps.whole(32, causal, documents)
+    expected = steps.whole(32, causal, None if documents is None else [int(d) for d in documents])
     for found in world.run(steps.spread, 32, causal, layout, documents):
         assert steps.far(found, expected) < EXACT
 
