@@ -17,7 +17,7 @@ from lib.predict.collectives.formulas import collective
 from lib.predict.data.ddp_step import parts_of_step
 from lib.predict.hardware import sweep
 from lib.predict.roofline import speeds
-from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.course.stored_chapter import shown, stored_chapter
 
 ROOT = Path(__file__).parents[3]
 
@@ -292,12 +292,6 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     words = shown(notebook, "lessons.word_gradient_on_rank")
     assert "as on one device: True" in words
     assert "sparse 173,184 bytes" in words and "dense 560,640 bytes" in words
-
-
-def test_the_main_path_is_short(notebook):
-    """At most 3,000 words before Going further, without what is folded and without pictures."""
-    cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 3000
 
 
 def test_the_problem_is_stated_with_its_counter_example(notebook):
