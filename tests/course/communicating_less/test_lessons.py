@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from PIL import Image
@@ -12,13 +11,14 @@ from lib.course.communicating_less import costs, lessons
 from lib.course.communicating_less.cover import side_by_side, stragglers
 from lib.parallel.data import PowerSGD, Sign, TopK
 from lib.predict.data.parameter_server import simulate
+from tests.course.stored_chapter import main_path, stored_chapter
 from tests.every import every
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_first_picture_is_what_the_cover_draws():
-    notebook = nbformat.read(ROOT / "chapters" / "02-communicating-less.ipynb", as_version=4)
+    notebook = stored_chapter("02-communicating-less")
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
     assert Image.open(ROOT / "chapters" / name).size[0] > 1000
     ledger = side_by_side()
@@ -27,6 +27,12 @@ def test_the_first_picture_is_what_the_cover_draws():
     assert ends[0] == pytest.approx(0.045) and ends[1] == pytest.approx(0.023)
     waits = [ledger.where(lane="wait", rank=r).column("seconds").sum() for r in range(6)]
     assert min(waits[:3]) > 0.02 and max(waits[3:]) < 0.001
+
+
+def test_the_main_path_is_short():
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    cells, words = main_path(stored_chapter("02-communicating-less"))
+    assert 0 < cells <= 45 and 0 < words <= 3000
 
 
 def test_four_bounds_are_four_different_runs():

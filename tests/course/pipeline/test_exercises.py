@@ -15,6 +15,7 @@ from lib.predict.pipeline import schedules as rules
 from lib.predict.pipeline.play import Costs, play
 from lib.ranks.algorithms import exchange
 from tests import on_gpus
+from tests.course.stored_chapter import main_path, stored_chapter
 
 CHAPTER = Path(__file__).parents[3] / "chapters" / "06-pipeline-bubbles.ipynb"
 
@@ -338,3 +339,9 @@ def test_each_exercise_of_the_main_path_runs_in_a_new_session(tmp_path):
     for cell in execute(tmp_path / "alone.ipynb").cells:
         (output,) = cell.outputs
         assert output.data["text/plain"].startswith(("Not solved yet", "Not yet"))
+
+
+def test_the_main_path_is_short():
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    cells, words = main_path(stored_chapter(CHAPTER.stem))
+    assert 0 < cells <= 45 and 0 < words <= 3000

@@ -12,6 +12,7 @@ from lib.predict import hardware
 from lib.predict.collectives import formulas
 from lib.ranks import algorithms
 from lib.ranks.algorithms import exchange
+from tests.course.stored_chapter import main_path, stored_chapter
 from tests.every import every
 
 
@@ -215,3 +216,9 @@ def test_hints_are_sentences(capsys):
         exercise = getattr(exercises, name)
         assert every(re.search(r"[.?]$", hint) for hint in exercise.hints), name
         assert exercise.task.endswith(".")
+
+
+def test_the_main_path_is_short():
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    cells, words = main_path(stored_chapter("00-ranks"))
+    assert 0 < cells <= 45 and 0 < words <= 3000
