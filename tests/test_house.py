@@ -247,6 +247,8 @@ def test_private_attributes_stay_in_their_folder(path, homes):
 KNOWN = {module(file) for file in FILES}
 CROWDS = {
     "lib/draw/js": "a file for each kind of picture, beside what all of them share",
+    "lib/draw": "a file for each kind of picture; what they share is in parts/",
+    "lib/predict/tensor": "one line of ranks, split sequences, and grids, on the same shapes",
     "lib/parallel/sharded": "three methods on the same shards, beside the parts of FSDP",
 }
 CROWD = 14

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Hints, Verdict
-from lib.course.sequence_parallel.lessons import block
+from lib.course.sequence_parallel.lessons import CHUNKS, block, chunk_scores
 from lib.predict.sequence.traffic import of_layer
 from lib.predict.shape import GPTShape
 
@@ -121,20 +121,6 @@ repair = _Repair(
 
 # --- going further: a layout for packed documents
 
-DOCUMENTS = (0, 700, 1500, 1600, 4096)
-CHUNKS, CHUNK = 8, 512  # two for each of four ranks
-
-
-def chunk_scores() -> list[int]:
-    """Return the scores of each chunk's queries to all keys of their documents before them."""
-    totals = []
-    for chunk in range(CHUNKS):
-        first = [max(cut for cut in DOCUMENTS[:-1] if cut <= token)
-                 for token in range(chunk * CHUNK, (chunk + 1) * CHUNK)]  # fmt: skip
-        tokens = range(chunk * CHUNK, (chunk + 1) * CHUNK)
-        totals.append(sum(token - begin + 1 for token, begin in zip(tokens, first)))
-    return totals
-
 
 def _slowest(ranks_of_chunks) -> int:
     """Return the scores of the rank that has the most."""
@@ -182,7 +168,7 @@ class Layout(Hints):
 pack = Layout(
     name="pack",
     hints=(
-        "Print chunk_scores(): which chunks have the most?",
+        "Which of the printed chunks have the most scores?",
         "Give the chunk with the most scores to the rank that has the chunk with the fewest.",
     ),
 )

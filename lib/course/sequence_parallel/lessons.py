@@ -199,3 +199,21 @@ def a_layer(ranks: int) -> str:
     for name, (sent, kept) in rows.items():
         lines.append(f"{name:<24}{sent / 1e9:>10.1f}{kept / 1e9:>10.1f}")
     return "\n".join(lines)
+
+
+# --- packed documents
+
+
+DOCUMENTS = (0, 700, 1500, 1600, 4096)
+CHUNKS, CHUNK = 8, 512  # two for each of four ranks
+
+
+def chunk_scores() -> list[int]:
+    """Return the scores of each chunk's queries to all keys of their documents before them."""
+    totals = []
+    for chunk in range(CHUNKS):
+        first = [max(cut for cut in DOCUMENTS[:-1] if cut <= token)
+                 for token in range(chunk * CHUNK, (chunk + 1) * CHUNK)]  # fmt: skip
+        tokens = range(chunk * CHUNK, (chunk + 1) * CHUNK)
+        totals.append(sum(token - begin + 1 for token, begin in zip(tokens, first)))
+    return totals

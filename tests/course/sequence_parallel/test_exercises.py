@@ -1,0 +1,172 @@
+"""Chapter 12's checkers, from the start state over mistakes to the solution, and its text."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from lib.course.sequence_parallel import exercises as chapter
+from lib.course.sequence_parallel import lessons
+from lib.predict import hardware
+from lib.predict.memory import activations
+from lib.predict.sequence.hiding import tokens_to_hide
+from tests.course.stored_chapter import main_path, shown, stored_chapter
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("12-sequence-parallel")
+
+
+# --- predict
+
+
+def test_the_predicted_bytes_are_those_of_a_closed_form():
+    tokens, head = 131_072 // 16, 8192 // 64
+    right = {"ring": 15 * 2 * 8 * head * tokens * 2 / 1e6,
+             "ulysses": 15 / 16 * (64 + 2 * 16 + 64) * head * tokens * 2 / 1e6}  # fmt: skip
+    assert chapter.predict.check(**right).solved
+    assert chapter.predict.answers == pytest.approx(right, rel=1e-3)
+    uncopied = 15 / 16 * (64 + 2 * 8 + 64) * head * tokens * 2 / 1e6
+    assert not chapter.predict.check(**right | {"ulysses": uncopied}).solved
+    assert chapter.predict.check().text.startswith("Not solved yet")
+
+
+# --- write
+
+
+def unbegun(out_a, log_sum_a, out_b, log_sum_b): ...
+
+
+def merged(out_a, log_sum_a, out_b, log_sum_b):
+    share = torch.sigmoid(log_sum_b - log_sum_a).unsqueeze(-1)
+    return out_a + share * (out_b - out_a)
+
+
+def overflowing(out_a, log_sum_a, out_b, log_sum_b):
+    a, b = log_sum_a.exp().unsqueeze(-1), log_sum_b.exp().unsqueeze(-1)
+    return (a * out_a + b * out_b) / (a + b)
+
+
+def halved(out_a, log_sum_a, out_b, log_sum_b):
+    return (out_a + out_b) / 2
+
+
+def test_the_merge(world):
+    assert chapter.write.check(unbegun, world).text.startswith("Not solved yet")
+    assert chapter.write.check(merged, world).solved
+    for wrong in (overflowing, halved):
+        verdict = chapter.write.check(wrong, world)
+        assert not verdict.solved and "differs first" in verdict.text
+
+
+# --- repair
+
+
+def mean_of_means(logits, labels):
+    loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+def mean_of_all(logits, labels):
+    total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    number = (labels != -100).sum()
+    dist.all_reduce(total)
+    dist.all_reduce(number)
+    return total / number
+
+
+def test_a_loss_that_is_averaged_by_rank(world):
+    start = chapter.repair.check(mean_of_means, world)
+    assert not start.solved and "With 10 tokens on each rank, rank 0 differs first" in start.text
+    assert chapter.repair.check(mean_of_all, world).text == "Solved on 4 ranks, for 2 lengths."
+
+
+# --- a layout for packed documents
+
+
+def test_the_layout_is_judged_against_par():
+    assert chapter.pack.check().text.startswith("Not solved yet")
+    zigzag = chapter.pack.check([0, 1, 2, 3, 3, 2, 1, 0])
+    assert not zigzag.solved and "1,278,464 scores; at par it has 1,252,096" in zigzag.text
+    assert chapter.pack.check([0, 0, 1, 2, 3, 1, 3, 2]).solved
+    assert not chapter.pack.check([0] * 8).solved
+    assert sum(lessons.chunk_scores()) == sum(n * (n + 1) // 2 for n in (700, 800, 100, 2496))
+
+
+# --- what the text says
+
+
+def prose(notebook) -> str:
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def test_the_minutes_are_those_of_the_headings(notebook):
+    found = re.findall(r"^## (.*) \((\d+) min\)$", prose(notebook), re.M)
+    minutes = [(title, int(n)) for title, n in found]
+    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
+    main = sum(n for _, n in minutes) - later
+    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)",
+                     prose(notebook))  # fmt: skip
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
+
+
+def test_the_main_path_is_short(notebook):
+    cells, words = main_path(notebook)
+    assert cells <= 45 and words <= 3000
+
+
+def test_the_solutions_of_the_text_are_those_that_solve(notebook, world):
+    for name, checker in (("my_merge", chapter.write), ("my_loss", chapter.repair)):
+        code = next(
+            block
+            for block in re.findall(r"```python\n(.*?)```", prose(notebook), re.S)
+            if f"def {name}" in block
+        )
+        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy}
+        exec(code, names)
+        assert checker.check(names[name], world).solved
+
+
+def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
+    text = prose(notebook)
+    kept = activations(lessons.LLAMA, 1, itemsize=2)
+    assert f"It is {round(kept / 1e9)} GB." in shown(notebook, "layer.reveal")
+    assert round(kept / 2 / 2**20, -3) == 69_000 and "about 69,000 numbers" in text
+    sent = shown(notebook, "hops.reveal")
+    assert "It is 12,288 bytes." in sent and "6 messages of 2048 bytes" in sent
+    assert "It is 57 %." in shown(notebook, "busy.reveal")
+    rows = [line.split() for line in shown(notebook, "fewest.reveal").splitlines()[-4:]]
+    number = lambda words, n: int(words[n].replace(",", ""))
+    alone = number(rows[0], 2)
+    assert all(row[1] == row[-1] == "True" for row in rows[1:])
+    assert all(number(row, 2) < alone / 2 for row in rows[1:])
+    megatron, ulysses, ring = (number(row, 3) for row in rows[1:])
+    assert round(megatron / ring, 1) == 2.1 and round(megatron / ulysses, 1) == 6.2
+    layer = shown(notebook, "a_layer(8)")
+    of = {line.split()[0]: float(line.split()[-2]) for line in layer.splitlines()[1:]}
+    assert round(of["megatron"] / of["ulysses"]) == 13
+    right, other = map(float, re.findall(r"\d\.\d{6}", shown(notebook, "restarted():")))
+    assert 0 < abs(right - other) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("gpu", "link", "published"),
+    [("A100", "NVLink3", 1.0e3), ("A100", "InfiniBand EDR", 24.5e3)],
+)
+def test_the_tokens_that_hide_a_ring_are_the_published_ones(gpu, link, published):
+    """Liu et al. 2023 (arXiv 2310.01889), table 2: c is F/B; 24,960 is printed as 24.5 thousand."""
+    peak = float(hardware.gpu(gpu).peak["bf16"].value)
+    bandwidth = float(hardware.link(link).bandwidth)
+    tokens = tokens_to_hide(peak, bandwidth)
+    assert tokens == -(-peak // bandwidth)
+    assert tokens == pytest.approx(published, rel=0.05)
+    assert tokens_to_hide(peak, bandwidth, causal=True) == -(-2 * peak // bandwidth)
