@@ -77,9 +77,10 @@ def theirs() -> bool:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw 2 samples: tokens and targets, [B, S] each, equal on every rank."""
+    """Draw 2 samples on the CPU, as tokens and targets [B, S] on this rank's device."""
     draw = torch.Generator("cpu").manual_seed(0)
     tokens = torch.randint(64, (SAMPLES, SHAPE.sequence + 1), generator=draw, device="cpu")
+    tokens = tokens.to(torch.empty(0).device)
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -107,8 +108,6 @@ def on_ranks(method: str) -> tuple[float, dict, int]:
         context_parallel(model, method=method)
         loss_of = model.context.loss
         gradients_of = lambda model: {name: p.grad for name, p in model.named_parameters()}
-    device = next(model.parameters()).device
-    tokens, targets = tokens.to(device), targets.to(device)
     if method != "megatron":
         tokens, targets = model.context.shard(tokens, targets)
     dist.barrier()
