@@ -64,9 +64,9 @@ def _plan(layout: str, length: int, ranks: int, documents: Sequence[int] | None)
     else:
         steps = blocks.ring_blocks(length, ranks, layout, documents)
         scores = blocks.work(steps)
-    run = blocks.run(scores)
-    slowest = max(blocks.run(blocks.work(blocks.ring_blocks(length, ranks, name, documents))).span
-                  for name in LAYOUTS)  # fmt: skip
+    run = blocks.play_ring(scores)
+    rings = [blocks.ring_blocks(length, ranks, name, documents) for name in LAYOUTS]
+    slowest = max(blocks.play_ring(blocks.work(ring)).span for ring in rings)
     busy = f"{100 * run.busy():.0f} %"
     verdict = f"Ranks compute {busy} of the time until the last one ends"
     kind = f"{_NAMES[layout]}, {ranks} ranks, {length:,} tokens"
@@ -83,7 +83,7 @@ def _plan(layout: str, length: int, ranks: int, documents: Sequence[int] | None)
     }  # fmt: skip
 
 
-def _in_words(run: blocks.Run) -> str:
+def _in_words(run: blocks.RingRun) -> str:
     worked = [sum(e[rank] - b[rank] for b, e in zip(run.begins, run.ends))
               for rank in range(len(run.ends[0]))]  # fmt: skip
     least, most = min(worked), max(worked)
@@ -92,7 +92,7 @@ def _in_words(run: blocks.Run) -> str:
     return f"one has {least:,.0f} scores, another {most:,.0f}"
 
 
-def _box(block: blocks.Block) -> list[int]:
+def _box(block: blocks.ScoreBlock) -> list[int]:
     """Return a block as numbers: first and end of queries and of keys, and whether it is masked."""
     ends = (block.queries.start, block.queries.stop, block.keys.start, block.keys.stop)
     return [*ends, int(block.masked)]

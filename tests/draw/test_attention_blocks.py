@@ -57,7 +57,7 @@ def test_what_is_to_come_is_pale():
 
 def test_the_bars_are_as_long_as_the_scores_and_waits_are_hatched():
     picture = attention_blocks("contiguous")
-    run = blocks.run(blocks.work(planned("contiguous", 4)))
+    run = blocks.play_ring(blocks.work(planned("contiguous", 4)))
     first, last = (sum(mark.w for mark in boxes(picture, f"rank {rank}, step ") if mark.h == 18)
                    for rank in (0, 3))  # fmt: skip
     assert last / first == pytest.approx(run.span / run.ends[0][0])
@@ -74,7 +74,8 @@ def test_all_layouts_have_one_scale():
         marks = [m for m in boxes(attention_blocks(layout), "rank 3, step ") if m.h == 18]
         longest[layout] = sum(mark.w for mark in marks)
     spans = [
-        blocks.run(blocks.work(planned(layout, 4))).span for layout in ("contiguous", "zigzag")
+        blocks.play_ring(blocks.work(planned(layout, 4))).span
+        for layout in ("contiguous", "zigzag")
     ]
     assert longest["zigzag"] / longest["contiguous"] == pytest.approx(spans[1] / spans[0])
     assert longest["heads"] == pytest.approx(longest["zigzag"])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lib.predict.sequence.layout import Piece, pieces_of
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """Describes scores of neighbouring queries and keys, counted in the whole sequence.
 
     With `masked` it is a square on the diagonal, of which a causal mask leaves the lower half.
@@ -30,7 +30,7 @@ class Block(NamedTuple):
         return rows * (rows + 1) // 2 if self.masked else rows * len(self.keys)
 
 
-class Run(NamedTuple):
+class RingRun(NamedTuple):
     """Describes when each rank computes: `begins` and `ends` by step and rank, in scores."""
 
     begins: list[list[int]]
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 def ring_blocks(
     length: int, ranks: int, layout: str = "zigzag", documents: Sequence[int] | None = None,
     causal: bool = True,
-) -> list[list[list[Block]]]:  # fmt: skip
+) -> list[list[list[ScoreBlock]]]:  # fmt: skip
     """Return the blocks that are computed, by step and rank.
 
     `documents` are cumulative lengths, as in cu_seqlens. Raises ValueError for a layout that is not
@@ -63,10 +63,10 @@ def ring_blocks(
     ]
 
 
-def _blocks(queries: Sequence[Piece], keys: Sequence[Piece], causal: bool) -> list[Block]:
+def _blocks(queries: Sequence[Piece], keys: Sequence[Piece], causal: bool) -> list[ScoreBlock]:
     """Return the blocks of pieces of the same document that a mask does not cover whole."""
     return [
-        Block(
+        ScoreBlock(
             range(q.position, q.position + q.length),
             range(k.position, k.position + k.length),
             causal and q.position == k.position,
@@ -77,12 +77,12 @@ def _blocks(queries: Sequence[Piece], keys: Sequence[Piece], causal: bool) -> li
     ]
 
 
-def work(blocks: list[list[list[Block]]]) -> list[list[int]]:
+def work(blocks: list[list[list[ScoreBlock]]]) -> list[list[int]]:
     """Return the scores of each step and rank."""
     return [[sum(block.scores for block in own) for own in step] for step in blocks]
 
 
-def run(scores: list[list[int]]) -> Run:
+def play_ring(scores: list[list[int]]) -> RingRun:
     """Play a ring whose ranks compute so many scores in each step; messages take no time."""
     ranks = len(scores[0])
     begins, ends = [[0] * ranks], [list(scores[0])]
@@ -90,4 +90,4 @@ def run(scores: list[list[int]]) -> Run:
         came = [begins[-1][rank - 1] for rank in range(ranks)]  # sent when its step began
         begins.append([max(pair) for pair in zip(ends[-1], came)])
         ends.append([begin + own for begin, own in zip(begins[-1], step)])
-    return Run(begins, ends)
+    return RingRun(begins, ends)

@@ -167,12 +167,10 @@ def key_heads_sent(heads: int, key_heads: int, ranks: int) -> int:
     """
     advice = "Choose fewer ranks, or ring attention, which does not split heads."
     equal_share(heads, ranks, "An attention has {} heads", advice=advice)
-    if key_heads % ranks and ranks % key_heads:
-        raise ValueError(
-            f"An attention has {key_heads} heads of keys; {ranks} ranks cannot share them equally, "
-            "nor can each be copied to equally many ranks. Choose fewer ranks, or ring attention, "
-            "which does not split heads."
-        )
+    if key_heads < ranks:  # each is copied to equally many ranks
+        equal_share(ranks, key_heads, "There are {} ranks", "{} heads of keys", advice=advice)
+    else:
+        equal_share(key_heads, ranks, "An attention has {} heads of keys", advice=advice)
     return max(key_heads, ranks)
 
 

@@ -26,7 +26,7 @@ from lib.predict.shape import GPTShape, length_of
 METHODS = ("ring", "ulysses", "megatron")
 
 
-class Moves(NamedTuple):
+class SequenceMoves(NamedTuple):
     """Holds what a rank sends in forward and in backward, in the order in which it is launched."""
 
     forward: list[Exchange]
@@ -41,7 +41,7 @@ class Moves(NamedTuple):
 def of_layer(
     shape: GPTShape, method: str, ranks: int, batch: int, sequence: int | None = None,
     itemsize: int = 4, *, inner: int = 1,
-) -> Moves:  # fmt: skip
+) -> SequenceMoves:  # fmt: skip
     """Return what attention of one layer sends on each of the ranks.
 
     `sequence` is the padded length. With `inner`, the method is "ring" over `ranks`, and Ulysses
@@ -59,28 +59,28 @@ def of_layer(
     # An inner rank has the tokens of all of them, and of the heads its share.
     ring = _ring(ranks, 2 * key_heads_sent(shape.heads, shape.kv_heads, inner) * number)
     there, back = swaps.forward, swaps.backward
-    return Moves(
+    return SequenceMoves(
         [there[0], *ring.forward, there[1]],
         [back[0], *ring.backward, back[1]],
     )
 
 
-def _ring(ranks: int, nbytes: int) -> Moves:
+def _ring(ranks: int, nbytes: int) -> SequenceMoves:
     sends = [Exchange("send", ranks, nbytes)] * (ranks - 1)
-    return Moves(sends, 2 * sends)
+    return SequenceMoves(sends, 2 * sends)
 
 
-def _ulysses(shape: GPTShape, ranks: int, number: int) -> Moves:
+def _ulysses(shape: GPTShape, ranks: int, number: int) -> SequenceMoves:
     heads = shape.heads + 2 * key_heads_sent(shape.heads, shape.kv_heads, ranks)
     qkv = Exchange("all_to_all", ranks, heads * number)
     out = Exchange("all_to_all", ranks, shape.heads * number)
-    return Moves([qkv, out], [out, qkv])
+    return SequenceMoves([qkv, out], [out, qkv])
 
 
 def of_step(
     shape: GPTShape, method: str, ranks: int, batch: int, sequence: int | None = None,
     itemsize: int = 4,
-) -> Moves:  # fmt: skip
+) -> SequenceMoves:  # fmt: skip
     """Return what a step of a GPT sends: attention, the loss, and the gradients of the weights.
 
     Where in backward a gradient is sent depends on the order of autograd; here they come last.
@@ -89,7 +89,9 @@ def of_step(
     reduce = lambda nbytes: Exchange("all_reduce", ranks, nbytes)
     loss = [reduce(itemsize), reduce(8)]  # the sum of the losses, and the number of labels
     weights = [reduce(p.numel * itemsize) for p in shape.parameters]
-    return Moves(layer.forward * shape.layers + loss, layer.backward * shape.layers + weights)
+    return SequenceMoves(
+        layer.forward * shape.layers + loss, layer.backward * shape.layers + weights
+    )
 
 
 def published_layer(

@@ -46,7 +46,7 @@ def refused(heads, groups):
     ("heads", "groups", "words"),
     [
         (6, 6, "An attention has 6 heads; 4 ranks cannot share them equally. Choose fewer ranks"),
-        (12, 3, "An attention has 3 heads of keys; 4 ranks cannot share them equally, nor can"),
+        (12, 3, "There are 4 ranks; 3 heads of keys cannot share them equally. Choose fewer"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(worlds, heads, groups, words):

@@ -43,10 +43,10 @@ def test_the_ring_computes_as_many(layout, ranks, ends, causal):
 def test_zigzag_is_balanced_and_contiguous_is_not(ranks):
     """Contiguous: the last rank computes S²/P·(1 - 1/2P) scores, all others less."""
     length = 64 * ranks
-    zigzag = blocks.run(blocks.work(blocks.ring_blocks(length, ranks)))
+    zigzag = blocks.play_ring(blocks.work(blocks.ring_blocks(length, ranks)))
     assert zigzag.busy() == 1.0
     scores = blocks.work(blocks.ring_blocks(length, ranks, "contiguous"))
-    run, block = blocks.run(scores), length // ranks
+    run, block = blocks.play_ring(scores), length // ranks
     assert run.span == (ranks - 1) * block**2 + block * (block + 1) // 2
     assert run.busy() < (0.78 if ranks == 2 else 0.58)
     assert [sum(step[rank] > 0 for step in scores) for rank in range(ranks)] == [
@@ -55,9 +55,9 @@ def test_zigzag_is_balanced_and_contiguous_is_not(ranks):
 
 
 def test_a_rank_waits_for_keys_that_the_one_before_has_not_begun_with():
-    run = blocks.run([[9, 1], [1, 1]])
+    run = blocks.play_ring([[9, 1], [1, 1]])
     assert run.begins == [[0, 0], [9, 1]] and run.ends == [[9, 1], [10, 2]]
-    run = blocks.run([[9, 1, 1], [1, 1, 1], [1, 1, 1]])
+    run = blocks.play_ring([[9, 1, 1], [1, 1, 1], [1, 1, 1]])
     assert (
         run.begins[2] == [10, 9, 2] and run.span == 11
     )  # rank 1 waits for what rank 0 begins late
