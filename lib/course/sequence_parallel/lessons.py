@@ -1,6 +1,7 @@
 """What the cells of chapter 12 call: one attention on one device and on ranks, a GPT, tables."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
 from lib.parallel.tensor import plain_gradients, sequence_parallel, vocab_parallel_cross_entropy
 from lib.predict import hardware
 from lib.predict.collectives.exchange import Exchange
+from lib.predict.memory import activations
 from lib.predict.sequence import memory, traffic
 from lib.predict.sequence.hiding import tokens_to_hide
 from lib.predict.shape import GPTShape
@@ -143,7 +145,8 @@ def predicted(method: str, ranks: int) -> tuple[list[Exchange], int]:
 def compared(runs: dict[str, Ledger]) -> str:
     """Write for each method what a rank keeps and sends, recorded, and whether it was predicted.
 
-    Gradients of whole weights are left out of what is sent: data parallelism would send them too.
+    What is sent is for activations: gradients of whole weights, which data parallelism would send
+    too, and the sums of the loss are left out.
     The first line is tensor parallelism without sequence parallelism, predicted.
     """
     loss, gradients = on_one_device()
@@ -157,9 +160,7 @@ def compared(runs: dict[str, Ledger]) -> str:
         equal = abs(value - loss) < 1e-12 and all(map(close, gradients))
         moves, keeps = predicted(method, ranks)
         as_predicted = kept == keeps and sorted(launched(run)) == sorted(moves)
-        weights = {p.numel * 8 for p in SHAPE.parameters}
-        large = [m for m in launched(run) if not (m.op == "all_reduce" and m.bytes in weights)]
-        sent = sum(move.sent for move in large)
+        sent = sum(move.sent for move in launched(run) if move.op != "all_reduce")
         lines.append(f"{method:<17}{equal!s:<7}{kept:>11,}{sent:>9,.0f}  {as_predicted}")
     return "\n".join(lines)
 
@@ -182,16 +183,24 @@ def to_hide() -> str:
     return "\n".join(lines)
 
 
+def kept_by_a_layer(count=activations, **sizes) -> int:
+    """Return the bytes that autograd keeps of one more layer of LLAMA, for one sample."""
+    one, two = (count(shape, batch=1, itemsize=2, **sizes)
+                for shape in (LLAMA, replace(LLAMA, layers=2)))  # fmt: skip
+    return two - one
+
+
 def a_layer(ranks: int) -> str:
     """Write what attention of one layer of LLAMA sends and keeps on each of `ranks`, by method."""
     lines = ["forward of one layer      sent, GB  kept, GB"]
     sizes = {"batch": 1, "itemsize": 2}
-    rows = {"tensor parallel": (None, tensor_memory.activations(LLAMA, ranks, **sizes)),
-            "megatron": (None, megatron.activations(LLAMA, ranks, **sizes))}  # fmt: skip
+    rows = {"tensor parallel": (None, kept_by_a_layer(tensor_memory.activations, ranks=ranks)),
+            "megatron": (None, kept_by_a_layer(megatron.activations, ranks=ranks))}  # fmt: skip
     for method in ("ulysses", "ring"):
         moves = traffic.of_layer(LLAMA, method, ranks, **sizes)
         sent = sum(move.sent for move in moves.forward)
-        rows[method] = sent, memory.activations(LLAMA, method, ranks, **sizes)
+        kept = kept_by_a_layer(memory.activations, method=method, ranks=ranks)
+        rows[method] = sent, kept
     numel = LLAMA.sequence * LLAMA.width * 2
     whole = 4 * numel * (ranks - 1) / ranks  # two all_gathers and two reduce_scatters
     rows = {name: (whole if sent is None else sent, kept) for name, (sent, kept) in rows.items()}

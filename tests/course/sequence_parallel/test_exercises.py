@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from lib.course.sequence_parallel import exercises as chapter
 from lib.course.sequence_parallel import lessons
 from lib.predict import hardware
-from lib.predict.memory import activations
 from lib.predict.sequence.hiding import tokens_to_hide
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 
@@ -138,9 +137,9 @@ def test_the_solutions_of_the_text_are_those_that_solve(notebook, world):
 
 def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     text = prose(notebook)
-    kept = activations(lessons.LLAMA, 1, itemsize=2)
+    kept = lessons.kept_by_a_layer()
     assert f"It is {round(kept / 1e9)} GB." in shown(notebook, "layer.reveal")
-    assert round(kept / 2 / 2**20, -3) == 69_000 and "about 69,000 numbers" in text
+    assert round(kept / 2 / 2**20, -3) == 61_000 and "about 61,000 numbers" in text
     sent = shown(notebook, "hops.reveal")
     assert "It is 12,288 bytes." in sent and "6 messages of 2048 bytes" in sent
     assert "It is 57 %." in shown(notebook, "busy.reveal")
