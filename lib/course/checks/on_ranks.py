@@ -57,7 +57,9 @@ class Exercise(Hints):
 
     def _scored(self, ledger, world, inputs) -> Verdict:
         """Return the verdict on a right attempt, with its traffic for the last size beside par."""
-        tried = f"Right on {list_of(range(world.size))}, for {_list(self.sizes)} numbers a rank."
+        sizes = [self.words.format(size) for size in self.sizes] if self.words else self.sizes
+        tried = f"Right on {list_of(range(world.size))}, for {_list(sizes)}"
+        tried += "." if self.words else " numbers a rank."
         if not self.par:
             return Verdict(True, f"Solved. {tried}")
         own = Par(max(sent(ledger)), rounds(ledger))
@@ -144,5 +146,5 @@ def _is(ranks) -> str:
 
 
 def _list(sizes) -> str:
-    words = [f"{size:,}" for size in sizes]
+    words = [size if isinstance(size, str) else f"{size:,}" for size in sizes]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -95,14 +95,7 @@ def _loss_reference(inputs) -> list:
     return [cross_entropy(logits.flatten(0, 1), labels.flatten())] * len(inputs)
 
 
-class _Repair(Exercise):
-    """Any collectives will do."""
-
-    def _scored(self, ledger, world, inputs) -> Verdict:
-        return Verdict(True, f"Solved on {world.size} ranks, for {len(self.sizes)} lengths.")
-
-
-repair = _Repair(
+repair = Exercise(
     name="repair",
     task="Repair `my_loss`: return the mean over all labels that count, on every rank.",
     inputs=_loss_inputs,

@@ -142,6 +142,11 @@ def predicted(method: str, ranks: int) -> tuple[list[Exchange], int]:
     return [*moves.forward, *moves.backward], kept
 
 
+def sent(run: Ledger) -> float:
+    """Return the bytes that rank 0 has sent for activations, if collectives are rings."""
+    return sum(move.sent for move in launched(run) if move.op != "all_reduce")
+
+
 def compared(runs: dict[str, Ledger]) -> str:
     """Write for each method what a rank keeps and sends, recorded, and whether it was predicted.
 
@@ -160,8 +165,7 @@ def compared(runs: dict[str, Ledger]) -> str:
         equal = abs(value - loss) < 1e-12 and all(map(close, gradients))
         moves, keeps = predicted(method, ranks)
         as_predicted = kept == keeps and sorted(launched(run)) == sorted(moves)
-        sent = sum(move.sent for move in launched(run) if move.op != "all_reduce")
-        lines.append(f"{method:<17}{equal!s:<7}{kept:>11,}{sent:>9,.0f}  {as_predicted}")
+        lines.append(f"{method:<17}{equal!s:<7}{kept:>11,}{sent(run):>9,.0f}  {as_predicted}")
     return "\n".join(lines)
 
 

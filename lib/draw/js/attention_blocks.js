@@ -178,7 +178,9 @@ function rankWaitMarks(x, y, rank, from, to) {
 function ringStatus(plan, at) {
   const most = plan.steps.length, number = Math.min(most, Math.floor(at));
   if (plan.heads) return "Each rank has all tokens of its heads, so there is one step.";
-  if (number === most) return "All blocks are computed; keys and values are where they began.";
+  if (number === most) {
+    return `All blocks are computed, after ${plural(most - 1, "hop")} of the keys and values.`;
+  }
   const from = (rank) => (rank - number + plan.ranks) % plan.ranks;
   const pair = (_, rank) => `${rank} with those of ${from(rank)}`;
   const pairs = Array.from({ length: plan.ranks }, pair);

@@ -35,8 +35,8 @@ def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) 
 
     tokens [B, S] -> logits [B, S, V/tp], from the same tokens on every rank. Loss, optimizer and
     the functions for whole weights are those of tensor parallelism. `seed` is for dropout
-    (dropout.py). Raises ValueError for a model that is not a plain GPT, and in forward for
-    sequences that the ranks cannot share equally.
+    (dropout.py). Raises ValueError for a model without the parts of a plain GPT, and in forward
+    for sequences that the ranks cannot share equally.
     """
     tensor_parallel(model, group, seed=seed)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -21,9 +21,7 @@ def tokens_to_hide(
     `peak` is in FLOP/s, `bandwidth` in bytes/s one way, and `key_share` is G/H. Latencies are left
     out.
     """
-    peak, bandwidth = (
-        real(peak, "The peak", zero=False),
-        real(bandwidth, "The bandwidth", zero=False),
-    )
+    peak = real(peak, "The peak", zero=False)
+    bandwidth = real(bandwidth, "The bandwidth", zero=False)
     work = 2 if causal else 4  # FLOP for each pair of tokens and number of the width
     return ceil(2 * itemsize * key_share * peak / (work * bandwidth))

@@ -10,8 +10,8 @@ every rank computes equally many scores.
 
 [Note: blocks]
 At step i of a ring, rank r has the keys and values of rank (r - i) mod P. `parts` says which
-rectangles of that block it computes, and `blocks_of` says it for all steps. A rectangle that the mask covers whole is left out, so its
-scores are neither computed nor masked.
+rectangles of that block it computes, and `blocks_of` says it for all steps. A rectangle that the mask
+covers whole is left out, so its scores are neither computed nor masked.
 
 Source: Brandon et al. 2023, "Striped Attention" (arXiv 2311.09431), for the problem; Llama 3 (arXiv
 2407.21783), section 3.3.2, for two mirrored chunks on each rank.

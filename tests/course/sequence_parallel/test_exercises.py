@@ -1,6 +1,7 @@
 """Chapter 12's checkers, from the start state over mistakes to the solution, and its text."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from lib.course.sequence_parallel import exercises as chapter
 from lib.course.sequence_parallel import lessons
 from lib.predict import hardware
 from lib.predict.sequence.hiding import tokens_to_hide
+from lib.predict.sequence.traffic import of_layer
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 
 
@@ -86,7 +88,8 @@ def mean_of_all(logits, labels):
 def test_a_loss_that_is_averaged_by_rank(world):
     start = chapter.repair.check(mean_of_means, world)
     assert not start.solved and "With 10 tokens on each rank, rank 0 differs first" in start.text
-    assert chapter.repair.check(mean_of_all, world).text == "Solved on 4 ranks, for 2 lengths."
+    solved = "for 10 tokens on each rank and 25 tokens on each rank."
+    assert chapter.repair.check(mean_of_all, world).text.endswith(solved)
 
 
 # --- a layout for packed documents
@@ -169,3 +172,24 @@ def test_the_tokens_that_hide_a_ring_are_the_published_ones(gpu, link, published
     assert tokens == -(-peak // bandwidth)
     assert tokens == pytest.approx(published, rel=0.05)
     assert tokens_to_hide(peak, bandwidth, causal=True) == -(-2 * peak // bandwidth)
+
+
+def test_ring_and_ulysses_send_more_with_the_gradients_of_whole_weights():
+    sums = {method: sum(move.sent for move in lessons.predicted(method, 4)[0])
+            for method in ("megatron", "ulysses", "ring")}  # fmt: skip
+    assert sums["megatron"] < sums["ulysses"] < sums["ring"]
+
+
+@pytest.mark.parametrize(("ranks", "key_heads", "less"), [(2, 8, False), (4, 8, False),
+                                                         (8, 8, True), (32, 1, False)])  # fmt: skip
+def test_when_ulysses_sends_less_than_a_ring(ranks, key_heads, less):
+    """(H + max(G, P))/P below G, and on two ranks with 8 heads of keys 2.5 times as much."""
+    shape = replace(lessons.LLAMA, kv_heads=key_heads)
+    sent = {method: sum(move.sent for move in of_layer(shape, method, ranks, 1).forward)
+            for method in ("ring", "ulysses")}  # fmt: skip
+    assert (sent["ulysses"] < sent["ring"]) == less
+    assert ((32 + max(key_heads, ranks)) / ranks < key_heads) == less
+    if ranks == 2:
+        assert sent["ulysses"] == pytest.approx(2.5 * sent["ring"])
+    card = 2 * shape.sequence * shape.width * (1 + max(key_heads, ranks) / 32) / ranks * 4
+    assert sent["ulysses"] == pytest.approx(card * (ranks - 1) / ranks)

@@ -132,3 +132,15 @@ def refused(length):
 def test_a_sequence_that_does_not_divide_is_refused(worlds):
     for text in worlds(4).run(refused, 10):
         assert text.startswith("A sequence has 10 tokens")
+
+
+def strange():
+    try:
+        sequence_parallel(torch.nn.Linear(4, 4))
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_model_without_its_parts_is_refused(worlds):
+    for text in worlds(2).run(strange):
+        assert text.startswith("A Linear has no parts that tensor_parallel knows by itself.")

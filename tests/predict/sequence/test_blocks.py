@@ -3,7 +3,7 @@
 import pytest
 
 from lib.predict.sequence import blocks
-from lib.predict.sequence.layout import parts, pieces_of
+from lib.predict.sequence.layout import blocks_of
 
 DOCUMENTS = [None, (0, 7, 13, 14, 32), (0, 5, 27)]
 CASES = [(layout, ranks, ends) for layout in ("contiguous", "zigzag") for ranks in (1, 2, 4)
@@ -31,12 +31,12 @@ def test_every_score_that_counts_is_computed_once(layout, ranks, ends):
 @pytest.mark.parametrize(("layout", "ranks", "ends"), CASES)
 def test_the_ring_computes_as_many(layout, ranks, ends, causal):
     """The rectangles that lib/parallel/sequence/ring.py computes have the same scores."""
-    pieces = [pieces_of(S, rank, ranks, layout, ends) for rank in range(ranks)]
     scores = blocks.work(blocks.ring_blocks(S, ranks, layout, ends, causal))
-    for step in range(ranks):
-        for rank in range(ranks):
-            own = parts(pieces[rank], pieces[(rank - step) % ranks], causal)
-            assert scores[step][rank] == sum(part.scores for part in own)
+    for rank in range(ranks):
+        steps = blocks_of(S, rank, ranks, layout, ends, causal)
+        assert [step[rank] for step in scores] == [
+            sum(part.scores for part in own) for own in steps
+        ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
