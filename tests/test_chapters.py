@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+import symtable
 from pathlib import Path
 
 import nbformat
@@ -44,15 +45,56 @@ def shown(cell):
     return "".join(plain)
 
 
+def names(source):
+    """(the names that this code gives a value or changes in place, the names that it reads)."""
+    bound, read_names, tables = set(), set(), [symtable.symtable(source, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            outermost = table.get_type() == "module"
+            if outermost and (symbol.is_assigned() or symbol.is_imported()):
+                bound.add(symbol.get_name())
+            if symbol.is_referenced() and (outermost or symbol.is_global()):
+                read_names.add(symbol.get_name())
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            bound |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    return bound, read_names
+
+
+def needed(notebook, places):
+    """The places of the code cells on which the cells at `places` depend, and these.
+
+    nbval runs whole chapters: here a cell that gives an exercise no name is not run again.
+    """
+    wanted, kept = set(), set()
+    for place in range(max(places), -1, -1):
+        cell = notebook.cells[place]
+        if cell.cell_type == "code" and not cell.source.startswith("%%"):
+            bound, read_names = names(cell.source)
+            if place in places or bound & wanted:
+                kept.add(place)
+                wanted |= read_names
+    return kept
+
+
 @pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
 def solved(request, tmp_path_factory):
-    """The chapter with each exercise's cell replaced by its solution and its check, executed."""
-    notebook = read(request.param)
+    """The chapter with each exercise's cell replaced by its solution and its check, executed.
+
+    Of the other cells those run that an exercise needs.
+    """
+    notebook, places = read(request.param), []
     for place, solution, check in exercises(notebook):
         cell = notebook.cells[place]
         imports = [n for n in ast.parse(cell.source).body if isinstance(n, ast.ImportFrom)]
         ends = "" if ".check(" in solution else check
         cell.source = "\n".join([*map(ast.unparse, imports), solution, ends])
+        places.append(place)
+    kept = needed(notebook, places)
+    for place, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code" and place not in kept:
+            cell.source = ""
     path = tmp_path_factory.mktemp("solved") / request.param.name
     nbformat.write(notebook, path)
     return execute(path)
