@@ -39,10 +39,10 @@ class Attention(NamedTuple):
 
 
 class _Clocks:
-    """A clock for each rank of a ring, when each link is free, and the rows so far."""
+    """A clock for each rank of a ring, when each link is free, and the rows so far, if wanted."""
 
-    def __init__(self, ranks: int, speeds):
-        self.ranks, self.speeds, self.rows = ranks, speeds, []
+    def __init__(self, ranks: int, speeds, rows: list | None):
+        self.ranks, self.speeds, self.rows = ranks, speeds, rows
         self.clock, self.free = [0.0] * ranks, [0.0] * ranks  # free[r]: the link from r to r + 1
 
     def compute(self, rank: int, operations: Sequence[Operation]) -> None:
@@ -50,7 +50,8 @@ class _Clocks:
         for op in operations:
             start = self.clock[rank]
             self.clock[rank] = end = start + self.speeds.compute(op.flop, op.bytes)
-            self.rows.append(Row(rank, "compute", op.name, start, end, bytes=op.bytes))
+            if self.rows is not None:
+                self.rows.append(Row(rank, "compute", op.name, start, end, bytes=op.bytes))
 
     def hop(self, nbytes: int) -> list[float]:
         """Launch a hop on every rank at its own time; return when each has sent and received."""
@@ -61,19 +62,18 @@ class _Clocks:
             self.free[rank] = end = begin + self.speeds.moving("send", 2, nbytes)
             ends.append(end)
             for op, who, peer in (("send", rank, after), ("recv", after, rank)):
-                launched = self.clock[who]
-                self.rows.append(
-                    Row(who, "comm", op, launched, end, bytes=nbytes, peer=peer, arrived=begin)
-                )
+                if self.rows is not None:
+                    what = {"bytes": nbytes, "peer": peer, "arrived": begin}
+                    self.rows.append(Row(who, "comm", op, self.clock[who], end, **what))
         return [max(ends[rank], ends[rank - 1]) for rank in range(self.ranks)]
 
     def arrive(self, ends: list[float], nbytes: int) -> None:
         """Let every rank wait until its hop has ended."""
         for rank, end in enumerate(ends):
             if end > self.clock[rank]:
-                before = (rank - 1) % self.ranks
-                wait = Row(rank, "wait", "recv", self.clock[rank], end, bytes=nbytes, peer=before)
-                self.rows.append(wait)
+                if self.rows is not None:
+                    what = {"bytes": nbytes, "peer": (rank - 1) % self.ranks}
+                    self.rows.append(Row(rank, "wait", "recv", self.clock[rank], end, **what))
                 self.clock[rank] = end
 
 
@@ -87,16 +87,31 @@ def ring_step(
     are cumulative lengths, as in cu_seqlens. Raises ValueError for a layout that is not known, and
     for a sequence that the ranks cannot share equally.
     """
-    ranks = whole(ranks, "The number of ranks")
+    clocks = _Clocks(whole(ranks, "The number of ranks"), speeds, [])
+    _play(clocks, attention, layout, documents, causal, backward, masked)
+    return Ledger(clocks.rows, source="predicted", meta=of_prediction(speeds))
+
+
+def ring_seconds(
+    attention: Attention, ranks: int, speeds, *, layout: str = "zigzag", documents=None,
+    causal: bool = True, backward: bool = True, masked: float = 1.0,
+) -> float:  # fmt: skip
+    """Return when the last rank ends in `ring_step`, without its rows: for many ranks."""
+    clocks = _Clocks(whole(ranks, "The number of ranks"), speeds, None)
+    _play(clocks, attention, layout, documents, causal, backward, masked)
+    return max(clocks.clock)
+
+
+def _play(clocks: _Clocks, attention, layout, documents, causal, backward, masked) -> None:
+    """Play the forward and, if asked, the backward of a ring."""
     documents = None if documents is None else tuple(documents)
     blocks = [
-        blocks_of(attention.length, rank, ranks, layout, documents, causal) for rank in range(ranks)
+        blocks_of(attention.length, rank, clocks.ranks, layout, documents, causal)
+        for rank in range(clocks.ranks)
     ]
-    clocks = _Clocks(ranks, speeds)
     _forward(clocks, attention, blocks, masked)
     if backward:
         _backward(clocks, attention, blocks, masked)
-    return Ledger(clocks.rows, source="predicted", meta=of_prediction(speeds))
 
 
 def _forward(clocks: _Clocks, it: Attention, blocks, masked: float) -> None:
