@@ -282,7 +282,10 @@ def test_the_published_times_of_one_machine_are_as_far_off_as_the_text_says(rank
     h200 = errors["H200"]
     short = [error for size, error in h200.items() if size <= 2**19]
     assert "20 to 30 % too long up to 0.5 MB" in text and (min(short), max(short)) == (20, 30)
-    assert "At 34 MB the formula is 16 % too short" in text and h200[2**25] == min(h200.values()) == -16
+    assert (
+        "At 34 MB the formula is 16 % too short" in text
+        and h200[2**25] == min(h200.values()) == -16
+    )
     rest = [1e6 * seconds - host for seconds in run.seconds[:5] for host in (20, 30)]
     assert "10 to 20 µs would remain where the formula says 48" in text
     assert 8 < min(rest) and max(rest) < 20.5 and round(1e6 * times[0]) == 48
