@@ -1,8 +1,9 @@
 """Which split of a transformer layer is the fastest, for a number of ranks, a width and a link.
 
 The time of a layer is that of its four matrix products on tiles, forward and backward, and of the
-collectives between them; all ranks are joined by equal links. Norms, attention's own products and
-the optimizer are left out, because every split divides them by the number of ranks.
+collectives between them; all ranks are joined by equal links. Attention's own products and the
+optimizer are left out, because every split divides them by the number of ranks. So are norms, which
+1D computes whole on every rank, because they are short beside the products.
 
     1D    two layers that split outputs and then inputs, an all_reduce after the second forward, and
           backward one for the first, beside the product for its weight's gradient

@@ -16,6 +16,7 @@ from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import summa_step
 from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
 from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every
 
 
 @pytest.fixture
@@ -244,3 +245,11 @@ def test_what_links_of_their_own_would_change():
         ("InfiniBand NDR", 64, 8192): "2.5D, 4×4×4",
         ("InfiniBand NDR", 64, 16_384): "2.5D, 4×4×4",
     }
+
+
+def test_the_published_gains_of_a_cube_are_as_far_from_ours_as_the_text_says():
+    gains = lessons.gains_of_a_cube(speeds("V100", "InfiniBand EDR", "fp16"))
+    assert len(gains) == 6 and every(line > square > 1 for line, square in gains.values())
+    for one, published_one, below, above in ((0, 2.32, 25, 98), (1, 1.57, -18, 35)):
+        errors = [100 * (pair[one] / published_one - 1) for pair in gains.values()]
+        assert (round(min(errors)), round(max(errors))) == (below, above)
