@@ -5,26 +5,42 @@
 Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
 """
 
+import contextlib
+import itertools
+import statistics
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from lib import World
+from lib.parallel.sequence import context_parallel as split_over_ranks
+from lib.parallel.sequence import ring_attention
+from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
 from lib.parallel.tensor import sequence_parallel, vocab_parallel_cross_entropy
+from lib.predict.sequence import memory as split
+from lib.predict.sequence import traffic
+from lib.predict.sequence.ring_step import Attention, ring_step
 from lib.predict.tensor import sequence as predicted
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
+from lib.ranks.slow_motion import SlowMotion
 from lib.single import GPT
 from tests.bench_data import Figure, compared, measure_all
 from tests.bench_tensor import SHAPE, their_loss
+from tests.parallel.sequence.test_ring_time import build, step
 from tests.parallel.tensor.test_oracle import dtensor
+from tests.slow_steps import least_late
 
 ROTARY = replace(SHAPE, positions="rotary")  # PyTorch's plan splits no embedding of positions
 LENGTHS = (512, 1024, 2048, 4096, 8192)
+TOKENS, HEADS, HEAD_SIZE = 4096, 8, 64  # of the attention that a ring computes
+SPEEDS = SlowMotion("H100", link="NVLink4", dtype="fp32", factor=1e5, alpha=1e-8, bandwidth=1e12)
 
 
 def gpt(kind):
@@ -47,31 +63,95 @@ def steps(options):
         yield from compared("GPT of 4 layers", gpt, ranks, options, rivals, 0.80)
 
 
-def kept(shape):
+@dataclass
+class Attended:
+    """An attention that runs, forward and backward, when its backward is asked for."""
+
+    attention: object
+    leaves: list
+    slope: torch.Tensor
+    around: object  # makes the context that PyTorch's needs
+
+    def backward(self):
+        with self.around():
+            self.attention(*self.leaves).backward(self.slope)
+
+
+def attention(kind):
+    """Make one causal attention over tokens that are split in zigzag, as `compared` takes it."""
+    own = TOKENS // dist.get_world_size()
+    *leaves, slope = (torch.randn(1, HEADS, own, HEAD_SIZE) for _ in range(4))
+    for leaf in leaves:
+        leaf.requires_grad_()
+    if kind == "ours":
+        run = Attended(ring_attention, leaves, slope, contextlib.nullcontext)
+    else:
+        use_torch_context_parallel_on_cpu()
+        here = mesh(cp=dist.get_world_size()).torch()
+        causal = lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        around = lambda: context_parallel(  # it asks for something to split
+            here, buffers=[torch.zeros(2 * dist.get_world_size())], buffer_seq_dims=[0]
+        )
+        run = Attended(causal, leaves, slope, around)
+    return (lambda it: it), torch.optim.SGD(leaves, 0.0), (run, None), lambda it, _: it
+
+
+def rings(options):
+    """Ring attention, forward and backward, against PyTorch's context_parallel."""
+    for ranks in (2, 4):
+        rivals = "causal, 4,096 tokens, ours / context_parallel"
+        yield from compared("ring attention", attention, ranks, options, rivals, 0.95)
+
+
+def layouts(options):
+    """Contiguous and zigzag in slow motion on 4 and 8 ranks, beside the prediction."""
+    for ranks in (4, 8):
+        it = Attention(1, 4, 2, 256 * ranks, 32)
+        with World(ranks, device="cpu") as world:
+            world.run(build, it, ranks)
+            for layout in ("contiguous", "zigzag"):
+                runs = [least_late(world, SPEEDS, step, layout) for _ in range(options.launches)]
+                recorded = statistics.median(run.makespan for run in runs)
+                formula = ring_step(it, ranks, SPEEDS, layout=layout).makespan
+                title = f"ring, {layout}, {ranks} ranks, slow motion, recorded / predicted"
+                ratio = recorded / formula
+                yield Figure(title, 1e6 * recorded, 1e6 * formula, ratio, "within 5 %",
+                             abs(ratio - 1) <= 0.05, "µs")  # fmt: skip
+
+
+def kept(shape, method):
     """Bytes that autograd keeps on this rank after forward, for one sample."""
-    model = sequence_parallel(GPT(shape))
     tokens = torch.zeros(1, shape.sequence, dtype=torch.long)
+    if method == "megatron":
+        model = sequence_parallel(GPT(shape))
+    else:
+        model = split_over_ranks(GPT(shape), method=method)
+        tokens, _ = model.context.shard(tokens, tokens)
     with Memory(model) as counted:
         logits = model(tokens)
         activations = counted.now["activations"]
-    assert logits.shape[1] == shape.sequence
+    assert logits.shape[0] == 1
     return activations
 
 
 def memory(options):
     """What a rank keeps after forward, for sequences of 512 to 8,192 tokens, as predicted."""
     with World(4, device="cpu") as world:
-        for length in LENGTHS:
+        for length, method in itertools.product(LENGTHS, traffic.METHODS):
             shape = replace(SHAPE, width=64, layers=1, sequence=length)
-            ours, formula = max(world.run(kept, shape)), predicted.activations(shape, 4, 1)
-            title = f"activations of a layer of {length:,} tokens, 4 ranks, counted / predicted"
+            if method == "megatron":
+                formula = predicted.activations(shape, 4, 1)
+            else:
+                formula = split.activations(shape, method, 4, 1)
+            ours = max(world.run(kept, shape, method))
+            title = f"activations of a layer, {length:,} tokens, {method}, counted / predicted"
             yield Figure(title, ours / 1e6, formula / 1e6, ours / formula, "the formula",
                          ours == formula, "MB")  # fmt: skip
 
 
 def main():
     """Measure what the options ask for."""
-    measure_all((steps, memory), __doc__, repeats=20)
+    measure_all((steps, memory, rings, layouts), __doc__, repeats=20)
 
 
 if __name__ == "__main__":

@@ -323,6 +323,7 @@ def test_what_is_no_mesh_or_no_method_is_refused(worlds):
 
 
 def test_the_note_names_every_method():
-    names = [name for name in ("pipeline", "ddp", "zero1", "zero2", "fsdp") if f"`{name}`" in
+    every_name = ("tensor", "grid", "context", "pipeline", "ddp", "zero1", "zero2", "fsdp")
+    names = [name for name in every_name if f"`{name}`" in
              recipe.__doc__]  # fmt: skip
-    assert len(names) == 5 and set(recipe.ORDER) == {"pipeline", "data"}
+    assert len(names) == 8 and recipe.ORDER == ("tensor", "context", "pipeline", "data")

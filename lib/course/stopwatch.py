@@ -38,7 +38,7 @@ def beside_prediction(step: Ledger, machine, by_rank: list, moving: str) -> list
     mine = step.where(rank=0)
     computing = sum(row.seconds for row in mine.where(lane="compute"))
     sending = sum(
-        machine.moving(row.op, len(by_rank), row.bytes) for row in mine.where(lane="comm")
+        machine.moving(row.op, len(row.members), row.bytes) for row in mine.where(lane="comm")
     )
     return [
         ("computation", computing, None),

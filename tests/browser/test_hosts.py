@@ -156,11 +156,23 @@ WIDE = """() => [...document.querySelectorAll("article pre, article table, artic
     .map((node) => node.textContent.slice(0, 60))"""
 
 
+# Cells of a table whose only word, or number, stands on several lines.
+BROKEN = """() => [...document.querySelectorAll("article :is(th, td)")].filter((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top / 8)));
+    const one = /^[\\w.,%+]{2,12}$/.test(cell.innerText.trim());
+    return one && !cell.querySelector("code, mjx-container") && tops.size > 2;
+}).map((cell) => cell.innerText)"""
+
+
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     page = book_page(chapter.name, width=360)
     assert page.locator("article .cell_output pre").count()
     assert page.evaluate(WIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate(BROKEN) == []
 
 
 # --- what is stored

@@ -24,7 +24,7 @@ def at(seen, place: float) -> None:
 
 @pytest.mark.parametrize("width", [304, 640, 1176])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("kind", ["row", "2.5d", "3d"])
+@pytest.mark.parametrize("kind", ["column", "row", "2.5d", "3d"])
 def test_it_fits_any_width(bench_page, kind, width, dark):
     seen = bench_page(shards(kind), width, dark=dark)
     at(seen, 1)
@@ -61,8 +61,10 @@ def test_choosing_leads_to_the_still_of_that_product(bench_page, kind):
 
 def test_what_is_impossible_says_why_and_cannot_be_played(bench_page):
     seen = bench_page(shards(), 640)
+    choose(seen, "Split B", "not split")
     choose(seen, "Split A", "both dims by tp")
     assert seen.heading.startswith("Impossible: Axis tp cannot split both dims of A")
+    assert any(m.get("about") == "B: whole on every rank" for m in seen.marks)
     assert not seen.node.locator(".mrom-player").is_visible()
     choose(seen, "Split A", "not split")
     assert seen.node.locator(".mrom-player").is_visible()
@@ -92,6 +94,12 @@ def test_tiles_travel_from_their_rank_to_the_room_for_them(bench_page):
     assert any(abs(m["y"] - room["y"] + 2) < 0.1 for m in arrived)
     at(seen, 1)
     assert any(m.get("about") == "rank 1: A, tile 0, 0, from rank 0" for m in seen.marks)
+
+
+def test_pointing_at_what_all_ranks_have_whole_says_so(bench_page):
+    seen = bench_page(shards("column"), 640)
+    matrix = next(m for m in seen.marks if m.get("id") == "A")
+    assert seen.hover(matrix) == "A: whole on every rank"
 
 
 def test_a_step_of_the_list_is_gone_to_by_pointer_and_by_key(bench_page):

@@ -53,6 +53,36 @@ def test_a_whole_matrix_shows_every_rank_that_holds_a_tile():
     assert "A [M/(depth·row), K/column]" in texts(picture)
 
 
+def test_a_matrix_that_all_ranks_have_whole_is_plain_and_says_so():
+    picture = shards("column", *SIZES)
+    (a,) = boxes(picture, "A: whole on every rank")
+    assert a.fill is None and not boxes(picture, "A, tile ")
+    words = [mark for mark in picture.marks if mark.kind == "text" and a.x < mark.x < a.x + a.w]
+    inside = [mark.text for mark in words if a.y < mark.y < a.y + a.h]
+    assert " ".join(inside) == "whole on every rank"
+    (c,) = boxes(shards("row", *SIZES), "C: whole on every rank")
+    assert c.fill is None and len(boxes(picture, "B, tile ")) == 4
+
+
+def test_a_tile_on_some_ranks_has_their_stripes_and_the_picture_says_what_they_mean():
+    words = "stripes in a tile: each of these ranks has the whole tile"
+    picture = shards("2.5d", *SIZES)
+    (tile,) = boxes(picture, "B, tile 0, 1: on ranks 1, 5")
+    across, down = (tile.x, tile.x + tile.w), (tile.y, tile.y + tile.h)
+    inside = lambda mark: across[0] <= mark.x < across[1] and down[0] <= mark.y < down[1]
+    filled = [mark for mark in picture.marks if mark.kind == "box" and mark.fill]
+    fills = {mark.fill for mark in filled if inside(mark)}
+    assert fills == {style.piece(1), style.piece(5)} and words in texts(picture)
+    assert words not in texts(shards("column", *SIZES)) and words not in texts(shards("2d", *SIZES))
+
+
+def test_what_is_impossible_is_drawn_without_ranks():
+    """Only A and B are known, and nobody holds a tile of C."""
+    picture = shards("row", m=8, k=15, n=8)
+    assert picture.summary.splitlines()[-1].startswith("  Impossible: ")
+    assert boxes(picture, "C, tile 0, 0: on no rank") and not boxes(picture, "C: whole")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_those_of_the_plan(kind):
     picture = shards(kind, *SIZES, itemsize=4)

@@ -174,6 +174,17 @@ def test_a_rank_without_descriptors_takes_nothing_with_it():
         assert world.run(total) == [2.0, 2.0]
 
 
+def test_a_process_that_is_closed_is_forgotten_once():
+    """Its connections have no numbers any more, and the selector may hold others with theirs."""
+    with World(2) as world:
+        process = world._processes.by_rank[1]
+        os.kill(process.process.pid, signal.SIGKILL)
+        world._processes._forget(process)
+        process.close()
+        world._processes._forget(process)
+        assert [failure.rank for failure in world._processes.unnoticed_deaths()] in ([], [1])
+
+
 SERVER_KILLED = """
 import os, signal, threading, time, lib
 from multiprocessing import forkserver

@@ -57,10 +57,10 @@ def spread(values) -> str:
     return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def plain(workers: int, seed: int) -> float:
+def plain(workers: int, seed: int, momentum: float = 0.0) -> float:
     """Train on one device with the mean of all workers' gradients; return the test loss."""
     model = network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum)
     for number in range(64):
         optimizer.zero_grad()
         losses = [loss(model, worker, number, seed) for worker in range(workers)]
@@ -255,14 +255,18 @@ def gpt_loss(ddp, number: int, seed: int = 0) -> torch.Tensor:
     return next_token_loss(ddp(tokens), targets)
 
 
-def train_gpt(hook, seed: int) -> float:
-    """Train the GPT for 30 steps with `hook`; return the mean loss of its last five steps.
+def train_gpt(hook, seed: int, steps: int = 30, sgd_rate: float | None = None) -> float:
+    """Train the GPT with `hook`, by AdamW or by SGD; return the mean loss of its last five steps.
 
-    The hook must be new: what it keeps belongs to one model.
+    The hook must be new: what it keeps belongs to one model. `sgd_rate` is the rate of plain SGD.
     """
     ddp = DistributedDataParallel(small_gpt(seed), hook=hook)
-    optimizer, losses = torch.optim.AdamW(ddp.parameters(), 3e-3), []
-    for number in range(30):
+    if sgd_rate is None:
+        optimizer = torch.optim.AdamW(ddp.parameters(), 3e-3)
+    else:
+        optimizer = torch.optim.SGD(ddp.parameters(), sgd_rate)
+    losses = []
+    for number in range(steps):
         optimizer.zero_grad()
         value = gpt_loss(ddp, number, seed)
         value.backward()

@@ -17,7 +17,7 @@ from lib.predict.tensor.grid_traffic import GridMove, gpt_moves, linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.shapes import parameters_of_a_rank
 from lib.predict.tensor.traffic import of_step
-from lib.predict.tensor.where_each_wins import where_each_wins
+from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
 from lib.single import GPT, next_token_loss
@@ -124,13 +124,39 @@ def costs() -> str:
     return "\n".join(lines)
 
 
-def winners(speeds) -> str:
-    """Write which split of a layer is predicted to be the fastest, by ranks and width."""
-    best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds)
+def winners(speeds, *, own_links: bool = False) -> str:
+    """Write which split of a layer is predicted to be the fastest, by ranks and width.
+
+    With `own_links` each axis of a grid has a link to itself.
+    """
+    best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds, own_links=own_links)
     lines = ["width " + "".join(f"{width:>15,}" for width in LARGE_WIDTHS)]
     for ranks in MANY_RANKS:
         names = (best[ranks, width].name for width in LARGE_WIDTHS)
         lines.append(f"{ranks:<6}" + "".join(f"{name:>15}" for name in names))
+    return "\n".join(lines)
+
+
+def gains_of_a_cube(speeds, tokens: Iterable[int] = (32_768, 131_072)) -> dict[tuple, tuple]:
+    """Return how many times as long 1D and 2D take as 3D, on 64 ranks, for (width, tokens).
+
+    Samples have 512 tokens, and heads have 64 numbers, so that 64 ranks divide them all.
+    """
+    gains = {}
+    for width in LARGE_WIDTHS[:3]:
+        for count in tokens:
+            seconds = layer_seconds(64, width, speeds, count // 512, 512, head_size=64)
+            cube = seconds["3D, 4×4×4"]
+            gains[width, count] = seconds["1D"] / cube, seconds["2D, 8×8"] / cube
+    return gains
+
+
+def beside_published(speeds) -> str:
+    """Write the published gains of 3D tensor parallelism on 64 GPUs, and ours for some sizes."""
+    lines = [f"{'64 GPUs':<24}{'1D ÷ 3D':>9}{'2D ÷ 3D':>9}", f"{'published':<24}{2.32:>9}{1.57:>9}"]
+    for (width, count), gains in gains_of_a_cube(speeds).items():
+        size = f"D {width:,}, M {count:,}"
+        lines.append(f"{size:<24}" + "".join(f"{gain:>9.2f}" for gain in gains))
     return "\n".join(lines)
 
 

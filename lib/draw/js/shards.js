@@ -70,6 +70,7 @@ function layShards(product, at, width) {
 
 // The three matrices with the ranks that hold each tile, and their sharding lines below.
 function layWhole({ lines, grids }, width) {
+  const all = new Set(grids.flat(3)).size; // also of what is impossible, which has no panels
   const longest = Math.max(...lines.map((line) => line.length)) * style.letter;
   const pitch = Math.min(width / 3, Math.max(longest + 10, WHOLE.most + 2 * WHOLE.sign));
   const side = Math.max(WHOLE.least, Math.min(WHOLE.most, pitch - WHOLE.sign));
@@ -77,7 +78,7 @@ function layWhole({ lines, grids }, width) {
   let y = WHOLE.top + side + style.line;
   grids.forEach((grid, n) => {
     const middle = left + (n + 0.5) * pitch, x = middle - side / 2;
-    marks.push(...wholeMarks("ABC"[n], grid, x, WHOLE.top, side));
+    marks.push(...wholeMarks("ABC"[n], grid, all, x, WHOLE.top, side));
     if (n) {
       const sign = n === 1 ? "×" : "=", y = WHOLE.top + side / 2;
       marks.push(textMark(left + n * pitch, y, sign, { align: "middle" }));
@@ -88,11 +89,38 @@ function layWhole({ lines, grids }, width) {
     marks.push(...lines.map((line, n) => textMark(8, y + n * style.line, line)));
     y += 2 * style.line;
   }
-  return { marks, y: y + style.line + 4 };
+  const legend = stripeWords(grids, all, width, y + style.line + 4);
+  return { marks: [...marks, ...legend.marks], y: legend.y };
 }
 
-// A matrix: a tile has a stripe for each rank that holds it, and is empty where nobody does.
-function wholeMarks(matrix, grid, left, top, side) {
+// What stripes mean, where a tile has some.
+function stripeWords(grids, all, width, top) {
+  const isStriped = (grid) => grid.flat().some((ranks) => ranks.length > 1);
+  if (!grids.some((grid) => isStriped(grid) && !isOnAll(grid, all))) return { marks: [], y: top };
+  const lines = wrapText("stripes in a tile: each of these ranks has the whole tile", width - 16);
+  const marks = lines.map((line, n) =>
+    textMark(8, top + n * style.line, line, { fill: style.faint })
+  );
+  return { marks, y: top + lines.length * style.line + 4 };
+}
+
+// Whether each of `all` ranks holds the whole of a matrix.
+function isOnAll(grid, all) {
+  return grid.flat().every((ranks) => ranks.length === all);
+}
+
+// A matrix: a tile has a stripe for each rank that holds it, and is empty where nobody does. What
+// all ranks hold whole is plain, because stripes of all colours look like columns that are split.
+function wholeMarks(matrix, grid, all, left, top, side) {
+  if (isOnAll(grid, all)) {
+    const about = `${matrix}: whole on every rank`, x = left + side / 2;
+    const lines = wrapText("whole on every rank", side - 8), room = style.line;
+    const high = top + (side - (lines.length - 1) * room) / 2;
+    return [
+      boxMark(left, top, side, side, { edge: style.faint, about, id: matrix }),
+      ...lines.map((line, n) => textMark(x, high + n * room, line, { align: "middle" })),
+    ];
+  }
   const tall = side / grid.length, wide = side / grid[0].length;
   const marks = grid.flatMap((row, i) =>
     row.flatMap((ranks, j) => {

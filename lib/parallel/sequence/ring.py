@@ -146,7 +146,7 @@ class _RingAttention(torch.autograd.Function):
                     dq = of_q.to(_wide(q))
                     continue
                 dq = torch.zeros_like(q, dtype=_wide(q)) if dq is None else dq
-                dq[:, :, rows] += of_q
+                dq[:, :, rows].add_(of_q)  # `+=` would copy the sum onto itself as well
             if not step:
                 own = here
                 continue
@@ -178,7 +178,7 @@ def _added(sums, here, k):
             continue
         sums = k.new_zeros(2, *k.shape) if sums is None else sums
         for total, of_block in zip(sums, of_kv):
-            total[:, :, columns] += of_block
+            total[:, :, columns].add_(of_block)
     return k.new_zeros(2, *k.shape) if sums is None else sums
 
 

@@ -208,8 +208,8 @@ def exact_days(
 ) -> float:
     """Return the days to train a GPT, counting attention and vocabulary (`flops.training_flop`).
 
-    `training_days` leaves both out: with 8 operations for each of GPT-3's parameters, its result is
-    2 % shorter.
+    `training_days` leaves attention's products out: with 8 operations for each of GPT-3's
+    parameters, its result is 2 % shorter.
     """
     work = training_flop(shape, real(tokens, "tokens"), recompute)
     return work / _rate(gpus, flops_per_gpu, efficiency) / 86400

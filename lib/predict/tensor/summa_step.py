@@ -2,10 +2,14 @@
 
     x [M/row, I/column] · W [I/row, O/column] -> y;  dW = xᵀ·dy;  dx = dy·Wᵀ, as SUMMA
 
-All ranks do the same at the same time, so one rank's clock says it all. Each axis has a lane: the
-collectives along it run in turn, beside those of the other axis and beside the products. In each
-product a step's tiles are needed before it is multiplied. With overlap they travel during the step
-before, and a product of q equal steps takes, with b for a step's broadcasts and m for its product,
+All ranks do the same at the same time, so one rank's clock says it all. Collectives run beside the
+products. A GPU has one bandwidth in total, so the collectives of both axes travel in turn over one
+link. With `own_links` each axis has a link of that bandwidth to itself, and only the collectives of
+one axis take turns. Slow motion does this, because there each group has a lane of its own
+(lib/ranks/slow/comm_lanes.py). In each product a step's tiles are needed before it is multiplied.
+With overlap they travel during the step before, and a product of q equal steps takes, with m for
+the product of a step and b for its broadcasts, which is the sum of their times on one link and the
+longer of them on two,
 
     without overlap  q·(b + m)            with overlap  b + (q - 1)·max(b, m) + m
 
@@ -34,7 +38,9 @@ class Event(NamedTuple):
 class Summa:
     """The clock of a rank that computes a linear layer with SUMMA, and the events so far."""
 
-    def __init__(self, rows, inputs, outputs, side, speeds, overlap=True, itemsize=4):
+    def __init__(
+        self, rows, inputs, outputs, side, speeds, overlap=True, itemsize=4, own_links=False
+    ):  # fmt: skip
         q = self.side = whole(side, "The side of a grid")
         names = {"rows": rows, "inputs": inputs, "outputs": outputs}
         self.tile = [
@@ -42,7 +48,9 @@ class Summa:
         ]
         self.speeds, self.overlap, self.itemsize = speeds, overlap, whole(itemsize, "itemsize")
         self.clock, self.events = 0.0, []
-        self.free, self.count = {"row": 0.0, "column": 0.0}, {"row": 0, "column": 0}
+        self.link_of = {axis: axis if own_links else "shared" for axis in ("row", "column")}
+        self.free = dict.fromkeys(self.link_of.values(), 0.0)  # when each link is free, in s
+        self.count = dict.fromkeys(self.link_of, 0)
 
     def forward(self, bias: bool = True) -> float:
         """Multiply x·W and add the bias; return the seconds so far."""
@@ -97,8 +105,9 @@ class Summa:
     def launch(self, op: str, axis: str, numel: int) -> Event:
         """Launch a collective along an axis; return what `wait` needs."""
         nbytes = numel * self.itemsize
-        start = max(self.clock, self.free[axis])
-        end = self.free[axis] = start + self.speeds.moving(op, self.side, nbytes)
+        link = self.link_of[axis]
+        start = max(self.clock, self.free[link])
+        end = self.free[link] = start + self.speeds.moving(op, self.side, nbytes)
         self.events.append(Event("comm", op, axis, self.clock, end, nbytes, self.count[axis]))
         self.count[axis] += 1
         return self.events[-1]
@@ -112,13 +121,14 @@ class Summa:
 
 def summa_step(
     rows: int, inputs: int, outputs: int, side: int, speeds, *, overlap: bool = True,
-    bias: bool = True, itemsize: int = 4,
+    bias: bool = True, itemsize: int = 4, own_links: bool = False,
 ) -> Ledger:  # fmt: skip
     """Predict forward and backward of a linear layer on side × side ranks, as rows of a ledger.
 
+    With `own_links` each axis has a link to itself, as in slow motion; without it both share one.
     Raises ValueError where a size does not divide by the side of the grid.
     """
-    play = Summa(rows, inputs, outputs, side, speeds, overlap, itemsize)
+    play = Summa(rows, inputs, outputs, side, speeds, overlap, itemsize, own_links)
     play.forward(bias)
     play.backward(bias)
     ledger_rows = []

@@ -1,12 +1,14 @@
 """Which split of a transformer layer is the fastest, for a number of ranks, a width and a link.
 
 The time of a layer is that of its four matrix products on tiles, forward and backward, and of the
-collectives between them; all ranks are joined by equal links. Norms, attention's own products and
-the optimizer are left out, because every split divides them by the number of ranks.
+collectives between them; all ranks are joined by equal links. Attention's own products and the
+optimizer are left out, because every split divides them by the number of ranks. So are norms, which
+1D computes whole on every rank, because they are short beside the products.
 
     1D    two layers that split outputs and then inputs, an all_reduce after the second forward, and
           backward one for the first, beside the product for its weight's gradient
-    2D    SUMMA with overlap (summa_step.py)
+    2D    SUMMA with overlap (summa_step.py); by default the collectives of its two axes share the
+          one link of a rank, and with `own_links` each axis has a link to itself
     2.5D  SUMMA on each square with its share of the rows, then an all_reduce of dW over depth
     3D    gathers, product, reduce_scatter, one after the other; x and W stay gathered
 
@@ -39,7 +41,7 @@ class Winner(NamedTuple):
 
 def where_each_wins(
     ranks: list[int], widths: list[int], speeds, *, batch: int = 64, sequence: int = 2048,
-    head_size: int = HEAD, itemsize: int = 2,
+    head_size: int = HEAD, itemsize: int = 2, own_links: bool = False,
 ) -> dict[tuple[int, int], Winner]:  # fmt: skip
     """Return the fastest split for each pair (ranks, width) on the device and link of `speeds`.
 
@@ -49,7 +51,8 @@ def where_each_wins(
     winners = {}
     for p in ranks:
         for width in widths:
-            seconds = layer_seconds(p, width, speeds, batch, sequence, head_size, itemsize)
+            sizes = batch, sequence, head_size, itemsize
+            seconds = layer_seconds(p, width, speeds, *sizes, own_links)
             if seconds:
                 best = min(seconds, key=seconds.get)
                 winners[p, width] = Winner(best, seconds[best], seconds)
@@ -58,7 +61,7 @@ def where_each_wins(
 
 def layer_seconds(
     ranks: int, width: int, speeds, batch: int = 64, sequence: int = 2048,
-    head_size: int = HEAD, itemsize: int = 2,
+    head_size: int = HEAD, itemsize: int = 2, own_links: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """Return the seconds of a layer's products and collectives for each split that is possible."""
     tokens, found = whole(batch, "batch") * whole(sequence, "sequence"), {}
@@ -70,8 +73,11 @@ def layer_seconds(
         parts = grid.weight_ranks // grid.side
         if heads % grid.side or width % parts or batch % grid.row_ranks:
             continue
-        time = _on_cube if grid.kind == "3d" else _on_squares
-        found[str(grid)] = sum(time(grid, tokens, i, o, speeds, itemsize) for i, o in layers)
+        if grid.kind == "3d":
+            times = [_on_cube(grid, tokens, i, o, speeds, itemsize) for i, o in layers]
+        else:
+            times = [_on_squares(grid, tokens, *io, speeds, itemsize, own_links) for io in layers]
+        found[str(grid)] = sum(times)
     return found
 
 
@@ -108,8 +114,9 @@ def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> float:
     return seconds
 
 
-def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize) -> float:
-    play = Summa(tokens // grid.depth, inputs, outputs, grid.side, speeds, itemsize=itemsize)
+def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:
+    rows, more = tokens // grid.depth, {"itemsize": itemsize, "own_links": own_links}
+    play = Summa(rows, inputs, outputs, grid.side, speeds, **more)
     play.forward(bias=False)
     seconds = play.backward(bias=False)
     tile = inputs * outputs // grid.weight_ranks * itemsize

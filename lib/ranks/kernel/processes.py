@@ -175,6 +175,8 @@ class Processes:
         self.selector.register(process.sentinel, selectors.EVENT_READ, (rank, "end"))
 
     def _forget(self, process) -> None:
+        if not process.heard:
+            return  # its ends may be closed by now, and their numbers somebody else's
         process.heard = False
         for end in (process.answers, process.tasks, process.sentinel):
             with contextlib.suppress(KeyError, ValueError):  # it was not listened to

@@ -16,6 +16,7 @@ from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import summa_step
 from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
 from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every
 
 
 @pytest.fixture
@@ -185,14 +186,24 @@ def test_from_how_many_tokens_on_a_square_sends_less_than_one_dimension(side, to
 
 
 def test_overlap_hides_half_of_the_waiting_and_on_a_larger_square_more():
-    h100, exposed = speeds("H100", "NVLink4"), {}
-    for side in (2, 4):
-        for overlap in (False, True):
-            step = summa_step(16_384, 12_288, 12_288, side, h100, overlap=overlap, itemsize=2)
-            busy = sum(row.seconds for row in step.where(rank=0, lane="compute"))
-            exposed[side, overlap] = 1e3 * (step.makespan - busy)
-    assert round(exposed[2, True], 1) == 1.0 and round(exposed[2, False], 1) == 2.0
-    assert exposed[4, True] / exposed[4, False] == pytest.approx(0.25, abs=0.01)
+    h100 = speeds("H100", "NVLink4")
+
+    def waited(side, overlap, own_links):
+        """Milliseconds of a step, and those of it in which nothing is computed."""
+        more = {"overlap": overlap, "itemsize": 2, "own_links": own_links}
+        step = summa_step(16_384, 12_288, 12_288, side, h100, **more)
+        busy = sum(row.seconds for row in step.where(rank=0, lane="compute"))
+        return 1e3 * step.makespan, 1e3 * (step.makespan - busy)
+
+    rounded = lambda *args: tuple(round(number, 2) for number in waited(*args, own_links=False))
+    assert rounded(2, False) == (6.24, 2.40) and rounded(2, True) == (5.04, 1.20)
+    assert rounded(4, False) == (2.40, 1.44) and rounded(4, True) == (1.62, 0.66)
+    hidden = waited(4, True, True)[1] / waited(4, False, True)[1]
+    assert hidden == pytest.approx(0.25, abs=0.01)  # with a link for each axis
+    x, w = 16_384 * 12_288 // 16 * 2, 12_288**2 // 16 * 2  # bytes of the tiles on 4 × 4
+    broadcasts = h100.moving("broadcast", 4, x) + h100.moving("broadcast", 4, w)
+    product = h100.compute(2 * 16_384 * 12_288**2 / 64, 0)
+    assert (round(1e6 * broadcasts), round(1e6 * product)) == (118, 78)
 
 
 def test_where_each_wins_as_the_text_says():
@@ -209,4 +220,36 @@ def test_where_each_wins_as_the_text_says():
             lost.append(1 - min(seconds.values()) / seconds["1D"])
         worst[link] = round(100 * max(lost))
         assert max(lost) == lost[0]  # at width 4,096
-    assert worst == {"NVLink4": 17, "InfiniBand NDR": 35}
+    assert worst == {"NVLink4": 16, "InfiniBand NDR": 35}
+
+
+def test_what_links_of_their_own_would_change():
+    """The text names the six of 40 places in which another split would win."""
+    changed = {}
+    for link in ("NVLink4", "InfiniBand NDR"):
+        shared, apart = (
+            where_each_wins(
+                list(lessons.MANY_RANKS), list(lessons.LARGE_WIDTHS), speeds("H100", link),
+                own_links=own,
+            )
+            for own in (False, True)
+        )  # fmt: skip
+        assert len(shared) == len(apart) == 20
+        changed |= {(link, *at): apart[at].name for at in shared
+                    if apart[at].name != shared[at].name}  # fmt: skip
+    assert changed == {
+        ("NVLink4", 64, 16_384): "2D, 8×8",
+        ("NVLink4", 512, 16_384): "2.5D, 8×8×8",
+        ("NVLink4", 512, 32_768): "2.5D, 2×16×16",
+        ("InfiniBand NDR", 64, 4096): "2.5D, 4×4×4",
+        ("InfiniBand NDR", 64, 8192): "2.5D, 4×4×4",
+        ("InfiniBand NDR", 64, 16_384): "2.5D, 4×4×4",
+    }
+
+
+def test_the_published_gains_of_a_cube_are_as_far_from_ours_as_the_text_says():
+    gains = lessons.gains_of_a_cube(speeds("V100", "InfiniBand EDR", "fp16"))
+    assert len(gains) == 6 and every(line > square > 1 for line, square in gains.values())
+    for one, published_one, below, above in ((0, 2.32, 25, 98), (1, 1.57, -18, 35)):
+        errors = [100 * (pair[one] / published_one - 1) for pair in gains.values()]
+        assert (round(min(errors)), round(max(errors))) == (below, above)

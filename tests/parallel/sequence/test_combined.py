@@ -5,6 +5,7 @@ import torch
 
 from lib.parallel.data import DistributedDataParallel
 from lib.parallel.sequence import context_parallel
+from lib.parallel.sharded import FSDP
 from lib.parallel.tensor import plain_gradients, tensor_parallel
 from lib.ranks.mesh import mesh
 from tests.parallel.sequence import models
@@ -57,6 +58,34 @@ def test_beside_data_parallelism(worlds, method):
     for found in worlds(4).run(beside_data, "learned", method):
         what, apart = models.far(found, expected)
         assert apart < EXACT, (what, apart)
+
+
+def sharded_over_both(name, method, factor):
+    """The whole weights after a step of SGD on dp × cp ranks that shard them as one group."""
+    here = mesh(dp=2, cp=2)
+    model = context_parallel(models.gpt(name), here["cp"].group, method, sum_gradients=False)
+    context, fsdp = model.context, FSDP(model)
+    tokens, _ = models.batch(32)
+    own = slice(here["dp"].rank, here["dp"].rank + 1)
+    tokens, labels = context.shard(tokens[own], (tokens[own] + 1) % 40)
+    (factor * context.loss(fsdp(tokens), labels)).backward()
+    torch.optim.SGD(fsdp.parameters(), lr=1.0).step()
+    return {"weights": fsdp.full_state_dict()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fsdp_over_data_and_context_parallel_ranks_needs_the_loss_times_p(worlds, method):
+    """FSDP averages over all ranks, and the gradients of P ranks of a sample are parts of a sum."""
+    model = models.gpt("learned")
+    tokens, _ = models.batch(32)
+    models.mean_loss(model(tokens), (tokens + 1) % 40).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    expected = {"weights": model.state_dict()}
+    for found in worlds(4).run(sharded_over_both, "learned", method, 2):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+    _, apart = models.far(worlds(4).run(sharded_over_both, "learned", method, 1)[0], expected)
+    assert apart > 1e-3, "without the factor the step is half as long"
 
 
 def order_reversed():

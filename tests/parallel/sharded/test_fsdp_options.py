@@ -50,7 +50,7 @@ def test_a_mesh_averages_shards_over_replicas(worlds):
     assert len(reduced) == 6  # two steps of three units
     assert [row.bytes for row in averaged] == [row.bytes // 2 for row in reduced]
     waits = [row.start for row in ledger.where(rank=0, lane="wait", op="all_reduce")]
-    assert waits[0] > averaged[2].start, "the sums of a step are waited for at its end"
+    assert waits[0] >= averaged[2].start, "the sums of a step are waited for at its end"
     assert averaged[1].start < reduced[2].start, "each is launched while backward goes on"
 
 

@@ -1,5 +1,7 @@
 """The published comparison of 1D, 2D, 2.5D and 3D, recounted from the collectives of a layer."""
 
+from itertools import pairwise
+
 import pytest
 
 from lib.predict.roofline import speeds
@@ -82,11 +84,31 @@ class Unit:
 
 @pytest.mark.parametrize("moves", [0.5, 1.0, 3.0])
 def test_overlap_hides_all_broadcasts_but_the_first(moves):
+    """A step's two broadcasts take turns on one link, and travel side by side on two."""
     q = 4
-    for overlap in (False, True):
-        seconds = Summa(8, 8, 8, q, Unit(moves), overlap).forward(bias=False)
-        hidden = moves + (q - 1) * max(moves, 1) + 1
-        assert seconds == pytest.approx(hidden if overlap else q * (moves + 1))
+    for own_links, b in ((True, moves), (False, 2 * moves)):
+        for overlap in (False, True):
+            play = Summa(8, 8, 8, q, Unit(moves), overlap, own_links=own_links)
+            hidden = b + (q - 1) * max(b, 1) + 1
+            expected = hidden if overlap else q * (b + 1)
+            assert play.forward(bias=False) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_only_on_links_of_their_own_do_two_axes_send_at_once(overlap):
+    """Both ledgers have the same collectives; a shared link is never in use twice at a time."""
+    h100 = speeds("H100", "NVLink4")
+    shared, apart = (
+        summa_step(16_384, 12_288, 12_288, 2, h100, overlap=overlap, itemsize=2, own_links=own)
+        for own in (False, True)
+    )
+    comm = lambda step: step.where(rank=0, lane="comm")
+    same = lambda step: sorted((r.group, r.number, r.op, r.bytes) for r in comm(step))
+    assert same(shared) == same(apart) and shared.makespan > apart.makespan
+    for step, twice in ((shared, False), (apart, True)):
+        spans = sorted((r.end - h100.moving(r.op, 2, r.bytes), r.end) for r in comm(step))
+        overlaps = [a[1] > b[0] + 1e-9 for a, b in pairwise(spans)]
+        assert len(overlaps) == 12 and any(overlaps) == twice
 
 
 def test_a_step_of_summa_has_the_collectives_of_a_layer():
@@ -117,3 +139,10 @@ def test_where_each_wins():
     assert best.name == "3D, 8×8×8" and best.seconds == min(best.seconds_of.values())
     few, many = (layer_seconds(16, 8192, device, batch=16, sequence=s) for s in (64, 4096))
     assert few["1D"] < few["2D, 4×4"] and many["1D"] > many["2D, 4×4"]  # 1D sends no weights
+
+
+def test_links_of_their_own_are_faster_for_squares_alone():
+    device = speeds("H100", "InfiniBand NDR")
+    shared, apart = (layer_seconds(64, 8192, device, own_links=own) for own in (False, True))
+    assert {name for name in shared if apart[name] < shared[name]} == {"2D, 8×8", "2.5D, 4×4×4"}
+    assert {name for name in shared if apart[name] == shared[name]} == {"1D", "3D, 4×4×4"}

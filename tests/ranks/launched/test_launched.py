@@ -184,7 +184,7 @@ def test_a_failure_in_a_launched_world_waits_for_nobody(tmp_path):
 def test_a_wait_in_a_launched_world_ends_at_its_time_limit(tmp_path):
     """No board watches there: what ended only after six hours ends after the given seconds."""
     began = time.monotonic()
-    said = srun(tmp_path, FAILS.format(timeout=3, rank_1="time.sleep(15)"), 2)
+    said = srun(tmp_path, FAILS.format(timeout=3, rank_1="time.sleep(7)"), 2)
     assert said[0][0] == 1 and "Timed out waiting 3000ms" in said[0][2], said
     assert time.monotonic() - began < 50
 

@@ -1,0 +1,65 @@
+"""Tables of chapter 12, all predicted: how long a ring takes, what runs out first, one layer."""
+
+from dataclasses import replace
+
+from lib.course.sequence_parallel.lessons import LLAMA
+from lib.predict import hardware
+from lib.predict.roofline import speeds
+from lib.predict.sequence import published_times, traffic
+from lib.predict.sequence.ring_step import Attention, ring_seconds
+from lib.predict.sequence.what_runs_out import what_runs_out
+
+
+def ring_times(link: str, ranks: int = 8) -> str:
+    """Write how long LLAMA's ring attention takes, by tokens of a rank and layout, predicted."""
+    device = speeds("H100", link)
+    free = replace(device, alpha=0.0, bandwidth=1e30)
+    lines = [f"{ranks} ranks, {link}", "tokens a rank  layout        ms  without messages"]
+    for tokens in (1024, 4096, 16_384):
+        it = Attention(1, LLAMA.heads, LLAMA.kv_heads, tokens * ranks, LLAMA.head_size, 2)
+        for layout in ("contiguous", "zigzag"):
+            took, alone = (1e3 * ring_seconds(it, ranks, which, layout=layout, masked=0.5)
+                           for which in (device, free))  # fmt: skip
+            lines.append(f"{tokens:>13,}  {layout:<10}{took:>6.1f}{alone:>18.1f}")
+    return "\n".join(lines)
+
+
+def runs_out(link: str) -> str:
+    """Write for each method what runs out first, or the share of a forward that is computation."""
+    lengths, device = (2**13, 2**15, 2**17, 2**20), speeds("H100", link)
+    capacity = float(hardware.gpu("H100").memory_bytes.value)
+    model, lines = replace(LLAMA, layers=32), []
+    for method in traffic.METHODS:
+        lines.append(f"{method:<10}" + "".join(f"{n // 1024:>8} k" for n in lengths))
+        for ranks in (2, 8, 32, 64):
+            limits = [what_runs_out(model, method, n, ranks, device, capacity) for n in lengths]
+            cells = (
+                f"{it.computing:.0%}" + " low" * (it.missing == "bandwidth")
+                if it.missing in ("", "bandwidth")
+                else it.missing
+                for it in limits
+            )
+            lines.append(f"{ranks:<10}" + "".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(lines)
+
+
+def published_layer() -> str:
+    """Write what sequence parallelism and recomputation change in a layer, published, predicted."""
+    there, a100 = published_times, speeds("A100", "NVLink3")
+    before, split, again, scores = (
+        there.TABLE_4[name]
+        for name in ("tensor parallel", "sequence parallel", "all recomputed", "selective")
+    )
+    sizes = there.SHAPE_22B, there.RANKS, there.SAMPLES, a100
+    saved = there.saved_by_splitting_tokens(*sizes)
+    rows = {
+        "forward, saved": (before[0] - split[0], 1e3 * saved.forward),
+        "backward, saved, gathers hidden": (before[1] - split[1], 1e3 * saved.backward),
+        "backward, saved, gathers exposed": (
+            before[1] - split[1], 1e3 * (saved.backward - saved.gathered)
+        ),
+        "attention again, added": (scores[1] - before[1], 1e3 * there.recomputed_scores(*sizes)),
+        "the whole layer again, added": (again[1] - before[1], before[0]),
+    }  # fmt: skip
+    lines = ["ms of one layer                   published  predicted"]
+    return "\n".join(lines + [f"{name:<34}{a:>9.1f}{b:>11.2f}" for name, (a, b) in rows.items()])
