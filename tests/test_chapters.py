@@ -288,7 +288,7 @@ def test_the_published_times_of_one_machine_are_as_far_off_as_the_text_says(rank
     )
     rest = [1e6 * seconds - host for seconds in run.seconds[:5] for host in (20, 30)]
     assert "10 to 20 µs would remain where the formula says 48" in text
-    assert 8 < min(rest) and max(rest) < 20.5 and round(1e6 * times[0]) == 48
+    assert min(rest) > 8 and max(rest) < 20.5 and round(1e6 * times[0]) == 48
     long = [error for size, error in h200.items() if size >= 2**30]
     assert "from 1 GB on it is 4 to 7 % too *long*" in text and (min(long), max(long)) == (4, 7)
 

@@ -135,11 +135,14 @@ def _joined(collectives) -> str:
 
 
 def heads_by_ranks(shape: GPTShape, numbers_of_ranks) -> str:
-    """List what each rank has of an attention: query heads, keys, and who has the same key."""
-    lines = ["ranks  heads  keys  ranks with the same key"]
+    """List what each rank has of an attention: query heads, key/value heads, and who has the same.
+
+    The last column counts the ranks that have the same key/value head.
+    """
+    lines = ["ranks  query heads  key/value heads  ranks with the same"]
     for ranks in numbers_of_ranks:
         share = share_of(shape, ranks)
-        lines.append(f"{ranks:>5}{share.heads:>7}{share.kv_heads:>6}{share.sharers:>6}")
+        lines.append(f"{ranks:>5}{share.heads:>13}{share.kv_heads:>17}{share.sharers:>21}")
     return "\n".join(lines)
 
 

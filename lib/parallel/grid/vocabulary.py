@@ -4,6 +4,8 @@
                                            -> [B/rows, S, D/columns]
     logits [B/rows, S, V/columns], targets [B, S] -> loss []
 
+The loss has label smoothing as in PyTorch: (1 - ε)·(-log p[target]) - ε·mean(log p).
+
 t are the axes that split the table's rows, and V is padded to a multiple of their ranks. Every rank
 has all tokens, looks up those that its rows hold and puts zeros for the others, so that the sum
 over t is the embedding of each. On a 2.5D grid each square looks up its own samples, and gradients
@@ -16,6 +18,7 @@ numbers a step of SUMMA, and this B·S·D/q², whatever the vocabulary is.
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
 from lib.parallel.grid.tiles import Tiled, check_axes, samples_each, share
@@ -74,49 +77,70 @@ class GridEmbedding(nn.Module):
 
 
 def grid_cross_entropy(
-    logits: Tensor, targets: Tensor, mesh: Mesh, kind: str, ignore_index: int = -100
-) -> Tensor:
+    logits: Tensor, targets: Tensor, mesh: Mesh, kind: str, ignore_index: int = -100, *,
+    vocabulary: int | None = None, label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Return the mean cross-entropy over all tokens of all ranks, in nats, equal on every rank.
 
     logits [B/rows, S, V/columns] are a rank's tile, targets [B, S] those of the whole batch. A
     token whose target is `ignore_index` does not count. Two numbers a token are summed over the
-    axis of the vocabulary, after their largest logits are compared.
+    axis of the vocabulary, after their largest logits are compared; with `label_smoothing` three.
+    `vocabulary` is V where it was padded; the grid's head gives -inf for what was added, so it is
+    needed with label smoothing only, or for logits of another head.
     """
     side = INSIDE[kind]
     counted = (targets != ignore_index).sum()
     own = share(targets, side.rows, mesh).flatten()
-    groups = mesh[side.columns], mesh[side.rows]
-    return _Loss.apply(logits.flatten(0, -2), own, counted, ignore_index, *groups)
+    axes = mesh[side.columns], mesh[side.rows]
+    vocabulary = logits.shape[-1] * axes[0].size if vocabulary is None else vocabulary
+    return _Loss.apply(
+        logits.flatten(0, -2), own, counted, ignore_index, *axes, vocabulary, label_smoothing
+    )
 
 
 class _Loss(torch.autograd.Function):
-    """The mean of log Σ exp(logits) - logit of the target, over split rows and vocabulary."""
+    """The mean loss of all tokens, over split rows and vocabulary.
+
+    A token's loss is log Σ exp(logits) - (1 - ε)·(logit of the target) - ε·(mean of its logits).
+    """
 
     @staticmethod
-    def forward(ctx, logits, targets, counted, ignored, columns, rows):
+    def forward(ctx, logits, targets, counted, ignored, columns, rows, vocabulary, smoothing):
+        width = logits.shape[1]
+        first = columns.rank * width
+        real = min(max(vocabulary - first, 0), width)  # columns that are not padding
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        largest = wide.amax(1)
+        largest = wide[:, :real].amax(1) if real else wide.new_full((len(wide),), -torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=columns.group)
         shifted = wide - largest.unsqueeze(1)
-        own = targets - columns.rank * logits.shape[1]
-        elsewhere = (own < 0) | (own >= logits.shape[1])
+        own = targets - first
+        elsewhere = (own < 0) | (own >= width)
         own = own.masked_fill(elsewhere, 0).unsqueeze(1)
         hit = shifted.gather(1, own).squeeze(1).masked_fill(elsewhere, 0)
+        all_logits = [shifted[:, :real].sum(1)] if smoothing else []
         shifted.exp_()
-        both = torch.stack([shifted.sum(1), hit])  # +columns
-        dist.all_reduce(both, group=columns.group)
-        losses = (both[0].log() - both[1]).masked_fill(targets == ignored, 0)
-        total = losses.sum()  # +rows
+        shifted[:, real:] = 0
+        sums = torch.stack([shifted.sum(1), hit, *all_logits])  # +columns
+        dist.all_reduce(sums, group=columns.group)
+        losses = sums[0].log() - (1 - smoothing) * sums[1]
+        if smoothing:
+            losses -= smoothing / vocabulary * sums[2]
+        total = losses.masked_fill_(targets == ignored, 0).sum()  # +rows
         dist.all_reduce(total, group=rows.group)
         weights = (targets != ignored).to(wide.dtype) / counted  # of each token in the mean
-        ctx.save_for_backward(shifted.div_(both[0].unsqueeze(1)), own, elsewhere, weights)
-        ctx.dtype = logits.dtype
+        ctx.save_for_backward(shifted.div_(sums[0].unsqueeze(1)), own, elsewhere, weights)
+        ctx.dtype, ctx.real = logits.dtype, real
+        ctx.of_target, ctx.of_each = 1 - smoothing, smoothing / vocabulary
         return total.div_(counted)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         probabilities, own, elsewhere, weights = ctx.saved_tensors
         weights = weights * gradient
         slopes = probabilities * weights.unsqueeze(1)
-        slopes.scatter_add_(1, own, -weights.masked_fill(elsewhere, 0).unsqueeze(1))
-        return slopes.to(ctx.dtype), None, None, None, None, None
+        of_target = (ctx.of_target * weights).masked_fill(elsewhere, 0)
+        slopes.scatter_add_(1, own, -of_target.unsqueeze(1))
+        if ctx.of_each:
+            slopes[:, : ctx.real] -= ctx.of_each * weights.unsqueeze(1)
+        return slopes.to(ctx.dtype), *[None] * 7

@@ -265,7 +265,13 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     heads = shown(notebook, "def split_attention")
     assert "count=4 on each rank, equal to the plain attention: False" in heads
     assert "count=1 on each rank, equal to the plain attention: True" in heads
-    assert "two keys, equal: True" in shown(notebook, "two_keys = replace")
+    ends = dict(re.findall(r"heads (whole|cut) +([\d. ]+\d) +as on the ranks: True", heads))
+    least, most = ({how: f(map(float, e.split())) for how, e in ends.items()} for f in (min, max))
+    cuts = f"{least['cut']:.3f} to {most['cut']:.3f} instead of {least['whole']:.3f} to "
+    assert f"{cuts}{most['whole']:.3f}" in text and least["cut"] > 2 * most["whole"]
+    assert "two key/value heads, equal: True" in shown(notebook, "two_heads = replace")
+    clipped = shown(notebook, "norms_when_clipped")
+    assert clipped.count("equal: False") == clipped.count("equal: True") == 1
     peaks = re.findall(r"([\d.]+) × own", shown(notebook, "peaks_of_losses"))
     assert peaks == ["13.0", "5.0", "3.0"]
     shares = re.findall(r"±([\d.]+)", shown(notebook, "shares_kept"))
