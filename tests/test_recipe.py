@@ -263,6 +263,14 @@ def refusal_of(make, axes, methods):
         return str(error), same
 
 
+def assert_refused(world, words, make, axes, methods):
+    """A sentence with these words comes on every rank, before anything is sent or changed."""
+    ledger = world.record(refusal_of, make, axes, methods)
+    for refusal, unchanged in ledger.results:
+        assert words in refusal and re.search(r"[A-Z].*\.$", refusal) and unchanged
+    assert len(ledger.where(lane="comm")) == 0
+
+
 def whole_ddp():
     return DistributedDataParallel(gpt())
 
@@ -292,10 +300,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_work_is_refused_before_anything_is_sent(worlds, words):
-    ledger = worlds(4).record(refusal_of, *REFUSED[words])
-    for refusal, unchanged in ledger.results:
-        assert words in refusal and re.search(r"[A-Z].*\.$", refusal) and unchanged
-    assert len(ledger.where(lane="comm")) == 0
+    assert_refused(worlds(4), words, *REFUSED[words])
 
 
 def refused_models():
