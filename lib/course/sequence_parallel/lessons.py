@@ -156,16 +156,16 @@ def compared(runs: dict[str, Ledger]) -> str:
     """
     loss, gradients = on_one_device()
     ranks = next(iter(runs.values())).meta["ranks"]
-    lines = ["                 equal  activations     sent  predicted"]
+    lines = [f"{'':<16}equal {'kept':>7} {'sent':>8}  predicted"]
     kept = tensor_memory.activations(SHAPE, ranks, SAMPLES, itemsize=8)
-    lines.append(f"{'tensor parallel':<24}{kept:>11,}")
+    lines.append(f"{'tensor parallel':<22}{kept:>7,}")
     for method, run in runs.items():
         value, whole, kept = run.results[0]
         close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023
         equal = abs(value - loss) < 1e-12 and all(map(close, gradients))
         moves, keeps = predicted(method, ranks)
         as_predicted = kept == keeps and sorted(launched(run)) == sorted(moves)
-        lines.append(f"{method:<17}{equal!s:<7}{kept:>11,}{sent(run):>9,.0f}  {as_predicted}")
+        lines.append(f"{method:<16}{equal!s:<6}{kept:>7,}{sent(run):>9,.0f}  {as_predicted}")
     return "\n".join(lines)
 
 
@@ -176,14 +176,14 @@ def to_hide() -> str:
     """Write from how many tokens a rank a ring hides its messages: published, and computed."""
     published = {("A100", "NVLink3"): "1.0", ("A100", "InfiniBand EDR"): "24.5",
                  ("H100", "NVLink4"): "", ("H100", "InfiniBand NDR"): ""}  # fmt: skip
-    lines = ["thousands of tokens a rank        published  formula  causal, 8 of 32 heads"]
+    lines = ["1,000 tokens a rank   published formula causal"]
     for (gpu, link), theirs_ in published.items():
         peak = float(hardware.gpu(gpu).peak["bf16"].value)
         bandwidth = float(hardware.link(link).bandwidth)
         plain = tokens_to_hide(peak, bandwidth) / 1e3
         grouped = tokens_to_hide(peak, bandwidth, key_share=8 / 32, causal=True) / 1e3
         name = f"{gpu}, {link}"
-        lines.append(f"{name:<34}{theirs_:>9}{plain:>9.1f}{grouped:>23.1f}")
+        lines.append(f"{name:<22}{theirs_:>9}{plain:>8.1f}{grouped:>7.1f}")
     return "\n".join(lines)
 
 

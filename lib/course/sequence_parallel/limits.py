@@ -30,7 +30,7 @@ def runs_out(link: str) -> str:
     capacity = float(hardware.gpu("H100").memory_bytes.value)
     model, lines = replace(LLAMA, layers=32), []
     for method in traffic.METHODS:
-        lines.append(f"{method:<10}" + "".join(f"{n // 1024:>8} k" for n in lengths))
+        lines.append(f"{method:<9}" + "".join(f"{n // 1024:>7} k" for n in lengths))
         for ranks in (2, 8, 32, 64):
             limits = [what_runs_out(model, method, n, ranks, device, capacity) for n in lengths]
             cells = (
@@ -39,7 +39,7 @@ def runs_out(link: str) -> str:
                 else it.missing
                 for it in limits
             )
-            lines.append(f"{ranks:<10}" + "".join(f"{cell:>10}" for cell in cells))
+            lines.append(f"{ranks:<9}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -53,13 +53,13 @@ def published_layer() -> str:
     sizes = there.SHAPE_22B, there.RANKS, there.SAMPLES, a100
     saved = there.saved_by_splitting_tokens(*sizes)
     rows = {
-        "forward, saved": (before[0] - split[0], 1e3 * saved.forward),
-        "backward, saved, gathers hidden": (before[1] - split[1], 1e3 * saved.backward),
-        "backward, saved, gathers exposed": (
+        "saved, forward": (before[0] - split[0], 1e3 * saved.forward),
+        "saved, backward, hidden": (before[1] - split[1], 1e3 * saved.backward),
+        "saved, backward, exposed": (
             before[1] - split[1], 1e3 * (saved.backward - saved.gathered)
         ),
-        "attention again, added": (scores[1] - before[1], 1e3 * there.recomputed_scores(*sizes)),
-        "the whole layer again, added": (again[1] - before[1], before[0]),
+        "added, attention again": (scores[1] - before[1], 1e3 * there.recomputed_scores(*sizes)),
+        "added, layer again": (again[1] - before[1], before[0]),
     }  # fmt: skip
-    lines = ["ms of one layer                   published  predicted"]
-    return "\n".join(lines + [f"{name:<34}{a:>9.1f}{b:>11.2f}" for name, (a, b) in rows.items()])
+    lines = ["ms of one layer           published  predicted"]
+    return "\n".join(lines + [f"{name:<26}{a:>9.1f}{b:>11.2f}" for name, (a, b) in rows.items()])

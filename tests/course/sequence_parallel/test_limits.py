@@ -80,3 +80,12 @@ def test_labels_are_shifted_before_the_sequence_is_split(text, worlds):
         return torch.equal(labels, tokens + 1)
 
     assert worlds(4).run(shifted, row) == [True] * 4
+
+
+def test_what_the_chapter_prints_fits_a_phone():
+    """49 characters stand beside one another on 360 px."""
+    cells = nbformat.read(CHAPTER, 4).cells
+    printed = [out.text for cell in cells for out in cell.get("outputs", []) if "text" in out]
+    tables = [text for text in printed if len(text.splitlines()) > 3]
+    assert len(tables) > 5
+    assert max(len(line) for text in tables for line in text.splitlines()) <= 49
