@@ -1,6 +1,6 @@
 """Measure sequence parallelism against PyTorch's, in turns in the same processes.
 
-    python tests/bench_sequence.py [--repeats 20] [--launches 3] [--only steps,memory]
+    python tests/bench_sequence.py [--repeats 20] [--launches 3] [--only steps,peaks]
 
 Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
 """
@@ -26,6 +26,7 @@ from lib.parallel.tensor import sequence_parallel, vocab_parallel_cross_entropy
 from lib.predict.sequence import memory as split
 from lib.predict.sequence import traffic
 from lib.predict.sequence.ring_step import Attention, ring_step
+from lib.predict.tensor import memory as tensor_memory
 from lib.predict.tensor import sequence as predicted
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
@@ -119,14 +120,19 @@ def layouts(options):
                              abs(ratio - 1) <= 0.05, "µs")  # fmt: skip
 
 
-def kept(shape, method):
-    """Bytes that autograd keeps on this rank after forward, for one sample."""
+def one_sample(shape, method):
+    """Make a GPT whose sequences are split by a method: the model, one sample, and the loss."""
     tokens = torch.zeros(1, shape.sequence, dtype=torch.long)
     if method == "megatron":
-        model = sequence_parallel(GPT(shape))
-    else:
-        model = split_over_ranks(GPT(shape), method=method)
-        tokens, _ = model.context.shard(tokens, tokens)
+        batch = tokens, tokens.clone()
+        return sequence_parallel(GPT(shape)), batch, vocab_parallel_cross_entropy
+    model = split_over_ranks(GPT(shape), method=method)
+    return model, model.context.shard(tokens, tokens.clone()), model.context.loss
+
+
+def kept(shape, method):
+    """Bytes that autograd keeps on this rank after forward, for one sample."""
+    model, (tokens, _), _ = one_sample(shape, method)
     with Memory(model) as counted:
         logits = model(tokens)
         activations = counted.now["activations"]
@@ -149,9 +155,66 @@ def memory(options):
                          ours == formula, "MB")  # fmt: skip
 
 
+def peak(shape, method):
+    """Most bytes of this rank in two steps of AdamW; the first makes its states.
+
+    It is the least of three, because a thread of gloo may hold what it has sent a moment longer.
+    """
+    peaks = []
+    for _ in range(3):
+        model, batch, loss = one_sample(shape, method)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with Memory(model, optimizer) as counted:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss(model(batch[0]), batch[1]).backward()
+                optimizer.step()
+        peaks.append(counted.peak)
+    return min(peaks)
+
+
+def predicted_peak(shape, method, ranks):
+    """Bytes that are alive while backward computes the gradients of the last MLP's second matrix.
+
+    Beside weights, states and the gradients of head, last norm and this matrix there is all that
+    forward kept except what the head and its norm have used, and of the tokens on this rank the
+    gradients of the hidden layer and of the MLP's result, the tokens and labels, and the number of
+    labels. It is the peak where the hidden layer is wider than all else.
+    """
+    d, f, v = shape.width, shape.hidden, shape.vocabulary
+    own, among = shape.sequence // ranks, ranks if method == "megatron" else 1  # share a matrix
+    head = own * (2 * d + 2)  # inputs of the norm and of the head, mean and deviation
+    alive = v * d // among + 3 * d - head  # gradients of head and norm, and of the row's bias
+    if method == "megatron":  # the result's gradient is gathered, the matrix's not yet kept
+        held, forward = tensor_memory.held(shape, ranks, 1), predicted.activations(shape, ranks, 1)
+        alive += shape.sequence * (f // ranks + d) + own * d + d * f // ranks
+        ids = 2 * 8 * shape.sequence
+    else:
+        held, forward = (
+            split.held(shape, method, ranks, 1),
+            split.activations(shape, method, ranks, 1),
+        )
+        alive += d * f + own * (f + d)
+        ids = 2 * 8 * own
+    if method == "ring":  # the last K and V: the group holds what it sent until it sends again
+        alive += 2 * own * shape.kv_heads * shape.head_size
+    return held.parameters + held.optimizer + forward + 4 * alive + ids + 8
+
+
+def peaks(options):
+    """Peak bytes of a rank in a step of a layer, for 512 to 8,192 tokens, as predicted."""
+    with World(4, device="cpu") as world:
+        for length, method in itertools.product(LENGTHS, traffic.METHODS):
+            shape = replace(SHAPE, width=64, layers=1, sequence=length)
+            ours, formula = max(world.run(peak, shape, method)), predicted_peak(shape, method, 4)
+            title = f"peak of a step of a layer, {length:,} tokens, {method}, counted / predicted"
+            yield Figure(title, ours / 1e6, formula / 1e6, ours / formula, "the formula",
+                         ours == formula, "MB")  # fmt: skip
+
+
 def main():
     """Measure what the options ask for."""
-    measure_all((steps, memory, rings, layouts), __doc__, repeats=20)
+    measure_all((steps, memory, peaks, rings, layouts), __doc__, repeats=20)
 
 
 if __name__ == "__main__":

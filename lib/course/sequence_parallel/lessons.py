@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from lib.course import plain_gpt
 from lib.ledger import Ledger
 from lib.parallel.sequence import context_parallel, ring_attention, shard_sequence
 from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
@@ -20,7 +22,7 @@ from lib.predict.tensor import memory as tensor_memory
 from lib.predict.tensor import sequence as megatron
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
-from lib.single import GPT, next_token_loss
+from lib.single import GPT
 
 SHAPE = GPTShape(vocabulary=64, sequence=16, width=32, heads=4, layers=2, hidden=64)
 SAMPLES = 2
@@ -78,21 +80,8 @@ def theirs() -> bool:
 # --- a GPT, four ways
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw 2 samples on the CPU, as tokens and targets [B, S] on this rank's device."""
-    draw = torch.Generator("cpu").manual_seed(0)
-    tokens = torch.randint(64, (SAMPLES, SHAPE.sequence + 1), generator=draw, device="cpu")
-    tokens = tokens.to(torch.empty(0).device)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def on_one_device() -> tuple[float, dict]:
-    """Return the loss of the plain GPT, and its gradients by name."""
-    torch.manual_seed(0)
-    model, (tokens, targets) = GPT(SHAPE).double(), batch()
-    loss = next_token_loss(model(tokens), targets)
-    loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+batch = partial(plain_gpt.batch, SHAPE, SAMPLES)
+on_one_device = partial(plain_gpt.on_one_device, SHAPE, SAMPLES)
 
 
 def on_ranks(method: str) -> tuple[float, dict, int]:

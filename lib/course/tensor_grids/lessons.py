@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
+from lib.course import plain_gpt
 from lib.ledger import Ledger
 from lib.parallel.grid import full_gradients, grid_cross_entropy, grid_parallel
 from lib.predict.collectives.exchange import sent_bytes
@@ -20,27 +21,11 @@ from lib.predict.tensor.traffic import of_step
 from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
-from lib.single import GPT, next_token_loss
+from lib.single import GPT
 
 SHAPE = GPTShape(vocabulary=64, sequence=8, width=32, heads=4, layers=2, hidden=64)
 SAMPLES = 8
 LARGE_WIDTHS, MANY_RANKS = (4096, 8192, 16384, 32768), (4, 8, 16, 64, 512)
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw 8 samples: tokens and targets, [B, S] each, equal on every rank."""
-    draw = torch.Generator("cpu").manual_seed(0)
-    tokens = torch.randint(64, (SAMPLES, SHAPE.sequence + 1), generator=draw, device="cpu")
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def on_one_device() -> tuple[float, dict]:
-    """Return the loss of the plain GPT, and its gradients by name."""
-    torch.manual_seed(0)
-    model, (tokens, targets) = GPT(SHAPE).double(), batch()
-    loss = next_token_loss(model(tokens), targets)
-    loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 
 def on_grid(grid: RankGrid) -> tuple[float, dict, int, int]:
@@ -52,7 +37,7 @@ def on_grid(grid: RankGrid) -> tuple[float, dict, int, int]:
     torch.manual_seed(0)
     here, model = mesh(**grid.axes), GPT(SHAPE).double()
     grid_parallel(model, here, grid.kind)
-    tokens, targets = (t.to(next(model.parameters()).device) for t in batch())
+    tokens, targets = plain_gpt.batch(SHAPE, SAMPLES)
     dist.barrier()
     with Memory(model) as memory:
         logits = model(tokens)
@@ -82,7 +67,7 @@ def compared(runs: dict[RankGrid, Ledger]) -> str:
 
     The first line is 1D on four ranks, predicted.
     """
-    loss, gradients = on_one_device()
+    loss, gradients = plain_gpt.on_one_device(SHAPE, SAMPLES)
     lines = ["               equal  weights  activations     sent  predicted"]
     own = sum(p.numel for p in parameters_of_a_rank(SHAPE, 4))
     kept = one_dimension.activations(SHAPE, 4, SAMPLES, itemsize=8)

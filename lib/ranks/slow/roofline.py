@@ -7,6 +7,11 @@ and does both at once: the longer one is the time. FLOP are PyTorch's own count
 everything else the bytes decide. Bytes are what must be read once and written once: each tensor
 given, each tensor made. A view moves nothing; an expanded dim is read once; a look-up reads the
 rows it takes, not the table.
+
+Attention under a causal mask counts whole, as in PyTorch's counter and in the published formulas
+for the FLOP of a model (lib/predict/flops.py), though flash kernels skip about half of it. Each
+prediction that is held against slow motion follows this rule. One that speaks of a kernel that
+skips the masked half says so: `masked` of lib/predict/sequence/ring_step.py.
 """
 
 import functools

@@ -70,11 +70,13 @@ def test_backward_costs_twice_the_forward():
     assert counted.by_name["mm"].flop == 3 * forward.flop
 
 
-def test_attention_is_counted_on_the_cpu():
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_counted_on_the_cpu(causal):
+    """The scores that a causal mask hides count too, as in PyTorch's counter."""
     b, h, s, k = 2, 3, 16, 8
     q = torch.ones(b, h, s, k, requires_grad=True)
     with Counted() as counted:
-        nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal).sum().backward()
     (forward, backward) = (c.flop for n, c in counted.by_name.items() if "attention" in n)
     assert forward == 2 * 2 * b * h * s * s * k
     assert backward == 5 * 2 * b * h * s * s * k
