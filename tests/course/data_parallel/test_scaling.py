@@ -70,3 +70,6 @@ def test_the_published_run_begins_with_itself():
     assert others[-1].exposed / others[-1].measured == pytest.approx(
         step / (8192 / 40149.94 + send)
     )
+    last = others[-1]
+    hidden, exposed = (8192 / rate for rate in (last.hidden, last.exposed))
+    assert round(exposed - hidden, 2) == 0.14 and round(step - hidden, 2) == 0.32
