@@ -65,16 +65,24 @@ def names(source):
 def needed(notebook, places):
     """The places of the code cells on which the cells at `places` depend, and these.
 
-    nbval runs whole chapters: here a cell that gives an exercise no name is not run again.
+    nbval runs whole chapters: here a cell that has no name in common with an exercise is not run
+    again. Cells that use what a solution defines run too, since a reader goes on after it.
     """
+    code = {
+        place: names(cell.source)
+        for place, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code" and not cell.source.startswith("%%")
+    }
+    given, users = set(), set()
+    for place, (bound, read_names) in code.items():
+        if place in places or read_names & given:
+            users.add(place)
+            given |= bound
     wanted, kept = set(), set()
-    for place in range(max(places), -1, -1):
-        cell = notebook.cells[place]
-        if cell.cell_type == "code" and not cell.source.startswith("%%"):
-            bound, read_names = names(cell.source)
-            if place in places or bound & wanted:
-                kept.add(place)
-                wanted |= read_names
+    for place, (bound, read_names) in reversed(code.items()):
+        if place in users or bound & wanted:
+            kept.add(place)
+            wanted |= read_names
     return kept
 
 

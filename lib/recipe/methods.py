@@ -10,13 +10,17 @@ from lib.parallel.grid import grid_cross_entropy, grid_parallel
 from lib.parallel.pipeline import Pipeline
 from lib.parallel.sequence import context_parallel
 from lib.parallel.sharded import FSDP, ShardedDataParallel, ZeroRedundancyOptimizer
-from lib.parallel.tensor import sequence_parallel, tensor_parallel
+from lib.parallel.tensor import (
+    sequence_parallel,
+    tensor_parallel,
+    vocab_parallel_cross_entropy,
+)
 from lib.parallel.tensor.plan import assignments
+from lib.parallel.tensor.vocabulary import VocabParallelLinear
 from lib.predict.tensor.grids import KINDS
 from lib.recipe.method import Method, has
 from lib.recipe.refusals import no_pipeline
 from lib.single.models import GPT, Attention
-from lib.single.train import next_token_loss
 
 FULLY_SHARDED = "FSDP"
 BLOCKS = {"*.attention": "attention", "*.mlp": "mlp"}  # of a plain GPT, without its vocabulary
@@ -31,10 +35,15 @@ def tensor(axis: str, plan=None, *, sequence: bool = False) -> Method:
 
     def wrap(run):
         group = run.mesh[axis].group
-        if sequence:
-            return sequence_parallel(run.model, group)
         whole_vocabulary = plan is None and has(run.methods, "context")
-        return tensor_parallel(run.model, group, BLOCKS if whole_vocabulary else plan)
+        if sequence:
+            model = sequence_parallel(run.model, group)
+        else:
+            model = tensor_parallel(run.model, group, BLOCKS if whole_vocabulary else plan)
+        heads = [part for part in model.modules() if isinstance(part, VocabParallelLinear)]
+        if not all(head.gather_output for head in heads):
+            run.take_loss(partial(vocab_parallel_cross_entropy, group=group))
+        return model
 
     def refuse(run, methods):
         if sequence and plan is not None:
@@ -73,8 +82,7 @@ def grid(*axes: str, **options) -> Method:
     kind = {names: kind for kind, names in KINDS.items()}.get(axes)
 
     def wrap(run):
-        if run.loss is next_token_loss:
-            run.loss = partial(grid_cross_entropy, mesh=run.mesh, kind=kind)
+        run.take_loss(partial(grid_cross_entropy, mesh=run.mesh, kind=kind))
         return grid_parallel(run.model, run.mesh, kind, **options)
 
     def refuse(run, methods):
@@ -109,6 +117,7 @@ def context(axis: str, method: str = "ring", layout: str = "zigzag") -> Method:
             run.model, run.mesh[axis].group, method, layout, sum_gradients=sums
         )
         run.context = model.context
+        run.take_loss(model.context.loss)
         return model
 
     def refuse(run, methods):
@@ -134,7 +143,7 @@ def pipeline(axis: str, schedule, lengths=None) -> Method:
     def wrap(run):
         group, replicas = run.mesh[axis].group, run.data and run.data.group
         return Pipeline(
-            run.model, schedule, group, lengths=lengths, loss=run.fitting_loss(), replicas=replicas
+            run.model, schedule, group, lengths=lengths, loss=run.loss, replicas=replicas
         )
 
     def refuse(run, methods):

@@ -1,12 +1,8 @@
 """A model that methods have spread over a mesh, and its steps."""
 
-import functools
-
 import torch
 
 from lib.parallel.pipeline import Pipeline
-from lib.parallel.tensor import vocab_parallel_cross_entropy
-from lib.parallel.tensor.vocabulary import VocabParallelLinear
 from lib.ranks.agreement import from_first, same_everywhere
 from lib.ranks.mesh import Mesh
 from lib.recipe.method import Method, has
@@ -20,8 +16,9 @@ class Parallel:
 
     `model` is what the last method made, for example a Pipeline or an FSDP, and `data` the Axis
     along which the batch is shared, None where every rank takes the whole batch. `context` says how
-    tokens are shared, None where each rank has whole sequences. `loss_factor` multiplies the loss
-    before backward, where gradients are averaged that are parts of a sum.
+    tokens are shared, None where each rank has whole sequences. `loss` is that of the outputs, and
+    `loss_factor` multiplies it before backward, where gradients are averaged that are parts of a
+    sum.
     """
 
     def __init__(self, model, mesh: Mesh, methods, loss):
@@ -37,23 +34,15 @@ class Parallel:
                 from_first(tensor, None)
         for method in methods:
             self.model = method.wrap(self)
-        if not isinstance(self.model, Pipeline):  # it has its loss
-            self.loss = self.fitting_loss()
         self._make_optimizer = methods[-1].optimizer
 
-    def fitting_loss(self):
-        """Return the loss of what the model gives now; another than the next token's is as given.
+    def take_loss(self, loss) -> None:
+        """Take a loss over split outputs for the next token's; another one stays as it was given.
 
         Logits of a split vocabulary, and tokens that are split, need a loss over all their ranks.
         """
-        if self.loss is not next_token_loss:
-            return self.loss
-        if self.context is not None:
-            return self.context.loss
-        for part in self.model.modules():
-            if isinstance(part, VocabParallelLinear) and not part.gather_output:
-                return functools.partial(vocab_parallel_cross_entropy, group=part.group)
-        return next_token_loss
+        if self.loss is next_token_loss:
+            self.loss = loss
 
     def optimizer(self, optimizer_class, **defaults) -> torch.optim.Optimizer:
         """Return the optimizer of what this rank keeps: `run.optimizer(torch.optim.SGD, lr=0.1)`.

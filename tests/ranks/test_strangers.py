@@ -208,7 +208,7 @@ def test_starts_under_attack_from_a_second_account():
     attacker = subprocess.Popen([sys.executable, "-I", "-c", source], stdout=subprocess.PIPE)
     try:
         assert attacker.stdout.readline() == b"ready\n"
-        for _ in range(3):
+        for _ in range(6):
             with World(2) as world:
                 assert world.run(total) == [2.0, 2.0]
                 assert world.run(dist.get_rank) == [0, 1]

@@ -45,13 +45,17 @@ class _Clocks:
         self.ranks, self.speeds, self.rows = ranks, speeds, rows
         self.clock, self.free = [0.0] * ranks, [0.0] * ranks  # free[r]: the link from r to r + 1
 
+    def note(self, *row, **more) -> None:
+        """Add a row, unless only the time is wanted."""
+        if self.rows is not None:
+            self.rows.append(Row(*row, **more))
+
     def compute(self, rank: int, operations: Sequence[Operation]) -> None:
         """Run operations on a rank, one after the other."""
         for op in operations:
             start = self.clock[rank]
             self.clock[rank] = end = start + self.speeds.compute(op.flop, op.bytes)
-            if self.rows is not None:
-                self.rows.append(Row(rank, "compute", op.name, start, end, bytes=op.bytes))
+            self.note(rank, "compute", op.name, start, end, bytes=op.bytes)
 
     def hop(self, nbytes: int) -> list[float]:
         """Launch a hop on every rank at its own time; return when each has sent and received."""
@@ -62,18 +66,16 @@ class _Clocks:
             self.free[rank] = end = begin + self.speeds.moving("send", 2, nbytes)
             ends.append(end)
             for op, who, peer in (("send", rank, after), ("recv", after, rank)):
-                if self.rows is not None:
-                    what = {"bytes": nbytes, "peer": peer, "arrived": begin}
-                    self.rows.append(Row(who, "comm", op, self.clock[who], end, **what))
+                what = {"bytes": nbytes, "peer": peer, "arrived": begin}
+                self.note(who, "comm", op, self.clock[who], end, **what)
         return [max(ends[rank], ends[rank - 1]) for rank in range(self.ranks)]
 
     def arrive(self, ends: list[float], nbytes: int) -> None:
         """Let every rank wait until its hop has ended."""
         for rank, end in enumerate(ends):
             if end > self.clock[rank]:
-                if self.rows is not None:
-                    what = {"bytes": nbytes, "peer": (rank - 1) % self.ranks}
-                    self.rows.append(Row(rank, "wait", "recv", self.clock[rank], end, **what))
+                what = {"bytes": nbytes, "peer": (rank - 1) % self.ranks}
+                self.note(rank, "wait", "recv", self.clock[rank], end, **what)
                 self.clock[rank] = end
 
 
@@ -87,31 +89,30 @@ def ring_step(
     are cumulative lengths, as in cu_seqlens. Raises ValueError for a layout that is not known, and
     for a sequence that the ranks cannot share equally.
     """
-    clocks = _Clocks(whole(ranks, "The number of ranks"), speeds, [])
-    _play(clocks, attention, layout, documents, causal, backward, masked)
-    return Ledger(clocks.rows, source="predicted", meta=of_prediction(speeds))
+    rows: list[Row] = []
+    _play(attention, ranks, speeds, rows, layout, documents, causal, backward, masked)
+    return Ledger(rows, source="predicted", meta=of_prediction(speeds))
 
 
 def ring_seconds(
-    attention: Attention, ranks: int, speeds, *, layout: str = "zigzag", documents=None,
-    causal: bool = True, backward: bool = True, masked: float = 1.0,
+    attention: Attention, ranks: int, speeds, *, layout: str = "zigzag", causal: bool = True,
+    backward: bool = True, masked: float = 1.0,
 ) -> float:  # fmt: skip
-    """Return when the last rank ends in `ring_step`, without its rows: for many ranks."""
-    clocks = _Clocks(whole(ranks, "The number of ranks"), speeds, None)
-    _play(clocks, attention, layout, documents, causal, backward, masked)
-    return max(clocks.clock)
+    """Return when the last rank ends in `ring_step`, without making its rows: for many ranks."""
+    return _play(attention, ranks, speeds, None, layout, None, causal, backward, masked)
 
 
-def _play(clocks: _Clocks, attention, layout, documents, causal, backward, masked) -> None:
-    """Play the forward and, if asked, the backward of a ring."""
+def _play(attention, ranks, speeds, rows, layout, documents, causal, backward, masked) -> float:
+    """Play the forward and, if asked, the backward of a ring; return when the last rank ends."""
+    clocks = _Clocks(whole(ranks, "The number of ranks"), speeds, rows)
     documents = None if documents is None else tuple(documents)
     blocks = [
-        blocks_of(attention.length, rank, clocks.ranks, layout, documents, causal)
-        for rank in range(clocks.ranks)
+        blocks_of(attention.length, rank, ranks, layout, documents, causal) for rank in range(ranks)
     ]
     _forward(clocks, attention, blocks, masked)
     if backward:
         _backward(clocks, attention, blocks, masked)
+    return max(clocks.clock)
 
 
 def _forward(clocks: _Clocks, it: Attention, blocks, masked: float) -> None:

@@ -17,10 +17,9 @@ FSDP over the same ranks, or by Megatron's tensor parallelism. Gathered weights 
 
 from typing import NamedTuple
 
-from lib.predict.arguments import whole
+from lib.predict.arguments import equal_share, whole
 from lib.predict.flops import flops_of_blocks
 from lib.predict.sequence import memory, traffic
-from lib.predict.sequence.layout import key_heads_sent
 from lib.predict.sequence.ring_step import Attention, ring_seconds
 from lib.predict.sequence.traffic import METHODS
 from lib.predict.shape import GPTShape
@@ -53,23 +52,27 @@ def what_runs_out(
     """  # noqa: E501
     if method not in METHODS:
         raise ValueError(f"No method is called {method!r}. Choose one of {', '.join(METHODS)}.")
-    whole(ranks, "The number of ranks")
-    try:
-        if method == "megatron":
-            kept = megatron.activations(shape, ranks, 1, length, itemsize)
-        else:
-            if method == "ulysses":
-                key_heads_sent(shape.heads, shape.kv_heads, ranks)
-            kept = memory.activations(shape, method, ranks, 1, length, itemsize)
-    except ValueError:
-        if length % (2 * ranks):
-            raise
+    chunks = 2 * whole(ranks, "The number of ranks")
+    equal_share(length, chunks, "A sequence has {} tokens", "{} chunks", advice="Pad it first.")
+    if not _has_heads(shape, method, ranks):
         return Limit("heads", 0, 0.0)
+    if method == "megatron":
+        kept = megatron.activations(shape, ranks, 1, length, itemsize)
+    else:
+        kept = memory.activations(shape, method, ranks, 1, length, itemsize)
     kept += STATES * shape.numel // ranks
     computing = computing_share(shape, method, length, ranks, speeds, itemsize)
     if kept > memory_bytes:
         return Limit("memory", kept, computing)
     return Limit("" if computing >= least else "bandwidth", kept, computing)
+
+
+def _has_heads(shape: GPTShape, method: str, ranks: int) -> bool:
+    """Return whether each rank can have whole heads; a ring does not divide them."""
+    if method == "ring":
+        return True
+    keys = shape.kv_heads  # shared out, or each copied to equally many ranks
+    return shape.heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
 
 
 def computing_share(

@@ -8,6 +8,7 @@ from torch import nn
 from lib.parallel.sharded import FSDP
 from lib.ranks.mesh import mesh
 from lib.single import share
+from tests import on_gpus
 from tests.every import every
 from tests.parallel.sharded import models
 from tests.parallel.sharded.steps import differences, fsdp, plain, ruined, sgd, step
@@ -50,7 +51,9 @@ def test_a_mesh_averages_shards_over_replicas(worlds):
     assert len(reduced) == 6  # two steps of three units
     assert [row.bytes for row in averaged] == [row.bytes // 2 for row in reduced]
     waits = [row.start for row in ledger.where(rank=0, lane="wait", op="all_reduce")]
-    assert waits[0] >= averaged[2].start, "the sums of a step are waited for at its end"
+    # On GPUs a wait may begin with the launch: both are read from one event of the stream.
+    begins = waits[0] >= averaged[2].start if on_gpus.WANTED else waits[0] > averaged[2].start
+    assert begins, "the sums of a step are waited for at its end"
     assert averaged[1].start < reduced[2].start, "each is launched while backward goes on"
 
 

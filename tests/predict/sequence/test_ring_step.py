@@ -1,9 +1,11 @@
 """The predicted time of ring attention, against times that are worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from lib.predict.roofline import Speeds
-from lib.predict.sequence.ring_step import Attention, ring_step
+from lib.predict.sequence.ring_step import Attention, ring_seconds, ring_step
 
 IT = Attention(batch=2, heads=4, key_heads=2, length=64, head_size=8)
 # Only products take time: a second for a query and a key in all heads of all samples.
@@ -45,7 +47,7 @@ def test_where_computation_is_free_it_is_the_time_of_the_hops(ranks):
 
 
 def test_messages_longer_than_computation_are_waited_for():
-    slow = PRODUCTS.__class__(**{**PRODUCTS.__dict__, "alpha": 200.0})
+    slow = replace(PRODUCTS, alpha=200.0)
     first, hops, last = 16**2, 3, 16**2 / 2  # the first hop is launched before the first block
     assert seconds(4, slow, backward=False) == pytest.approx(max(first, 200.0) + 2 * 200 + last)
     ledger = ring_step(IT, 4, slow, backward=False)
@@ -62,3 +64,11 @@ def test_documents_that_ranks_have_for_themselves_leave_each_rank_its_own_block(
 def test_what_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="A sequence has 64 tokens"):
         seconds(3)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("speeds", [PRODUCTS, MESSAGES])
+def test_the_time_alone_is_that_of_the_rows(layout, speeds):
+    for more in ({}, {"backward": False}, {"masked": 0.5}):
+        alone = ring_seconds(IT, 4, speeds, layout=layout, **more)
+        assert alone == ring_step(IT, 4, speeds, layout=layout, **more).makespan > 0

@@ -1,5 +1,7 @@
 """Heads, memory or bandwidth: at corners that are worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from lib.predict.roofline import Speeds, speeds
@@ -37,7 +39,7 @@ def test_without_a_price_for_messages_ranks_compute_all_the_time(method):
 
 
 def test_what_is_sent_is_weighed_against_the_products():
-    slow = FREE.__class__(**{**FREE.__dict__, "bandwidth": 1e10})
+    slow = replace(FREE, bandwidth=1e10)
     d, ranks = 4096, 8
     weights = d * (d + 2 * 1024) + d * d + 2 * d * 16_384
     computed = (2 * S * weights + 2 * S * S * d) / ranks / 1e15
@@ -53,7 +55,7 @@ def test_what_is_sent_is_weighed_against_the_products():
 
 def test_of_long_sequences_only_a_ring_goes_on_over_a_slow_link():
     """The map of chapter 12: 32 heads, 64 ranks over InfiniBand, a million tokens."""
-    deep, link = GPTShape(**{**SHAPE.__dict__, "layers": 32}), speeds("H100", "InfiniBand NDR")
+    deep, link = replace(SHAPE, layers=32), speeds("H100", "InfiniBand NDR")
     missing = {
         (method, ranks): what_runs_out(deep, method, 2**20, ranks, link, 80e9).missing
         for method in ("megatron", "ulysses", "ring")
@@ -70,3 +72,15 @@ def test_bad_questions_are_refused():
         what_runs_out(SHAPE, "rings", S, 8, FREE, 1e9)
     with pytest.raises(ValueError, match="cannot share them equally"):
         what_runs_out(SHAPE, "ring", S + 1, 8, FREE, 1e9)
+    for method in ("megatron", "ulysses", "ring"):  # not taken for a want of heads
+        with pytest.raises(ValueError, match="dropout"):
+            what_runs_out(replace(SHAPE, dropout=0.1), method, S, 8, FREE, 1e9)
+    with pytest.raises(ValueError, match="cannot share them equally"):
+        what_runs_out(replace(SHAPE, hidden=16_380), "megatron", S, 8, FREE, 1e9)
+
+
+def test_keys_may_be_copied_but_not_unequally():
+    six = GPTShape(1, 2**20, 96, 12, 1, kv_heads=6, hidden=96, positions="rotary")
+    for ranks, missing in ((2, ""), (3, ""), (4, "heads"), (6, ""), (12, "")):
+        limit = what_runs_out(six, "ulysses", 24 * 16, ranks, FREE, 1e30)
+        assert limit.missing == missing, ranks
