@@ -8,7 +8,7 @@ from lib.predict.pipeline.shared_stages.published import vgg16
 
 def test_the_profile_is_that_of_vgg16():
     layers = vgg16()
-    assert len(layers) == 37
+    assert len(layers) == 37 and layers["input"].time == 0  # the input and 36 layers
     assert sum(layer.weights for layer in layers.values()) == 4 * 138_357_544  # float32
     assert layers["conv1"].activation == 4 * 128 * 64 * 224 * 224
     assert layers["linear1"].weights == 4 * (25088 * 4096 + 4096)
