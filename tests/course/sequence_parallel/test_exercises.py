@@ -142,7 +142,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     text = prose(notebook)
     kept = lessons.kept_by_a_layer()
     assert f"It is {round(kept / 1e9)} GB." in shown(notebook, "layer.reveal")
-    assert round(kept / 2 / 2**20, -3) == 61_000 and "about 61,000 numbers" in text
+    assert round(kept / 2 / 2**20, -2) == 60_700 and "about 60,700 numbers" in text
     sent = shown(notebook, "hops.reveal")
     assert "It is 12,288 bytes." in sent and "6 messages of 2048 bytes" in sent
     assert "It is 57 %." in shown(notebook, "busy.reveal")
