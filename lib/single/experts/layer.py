@@ -86,7 +86,9 @@ class MoE(nn.Module):
         self.note(decision)
         kept = self.fitting(decision.assignments).by_expert()
         self.kept = kept.counts
-        y = self.combined(rows, kept, self.experts(rows[kept.token], self.kept.tolist()))
+        y = self.combined(
+            rows, kept, self.experts(rows.index_select(0, kept.token), self.kept.tolist())
+        )
         if self.shared is not None:
             y = y + self.shared(rows, [len(rows)])
         return y.view(x.shape)
