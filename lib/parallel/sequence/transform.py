@@ -12,7 +12,6 @@ all weights. Each rank's gradient of a weight comes from its own tokens, +cp, an
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from lib.parallel.sequence.shards import ALONE, positions_of, shard_sequence, si
 from lib.parallel.sequence.ulysses import ulysses_attention
 from lib.predict.sequence.layout import chunks_of, key_heads_sent
 from lib.ranks.agreement import from_first, same_everywhere
+from lib.ranks.gradients import sum_gradient
 from lib.single.models import Attention, Embedding, causal
 
 METHODS = ("ring", "ulysses")
@@ -129,16 +129,8 @@ def context_parallel(
         if isinstance(part, Attention | Embedding):
             part.position_ids = model.context.positions
     for parameter in model.parameters() if sum_gradients else ():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: _summed(gradient, groups))
+        sum_gradient(parameter, groups)
     return model
-
-
-def _summed(gradient: Tensor, groups) -> Tensor:
-    gradient = gradient.clone(memory_format=torch.contiguous_format)
-    for group in groups:
-        dist.all_reduce(gradient, group=group)
-    return gradient
 
 
 def _refuse(model, layers) -> None:

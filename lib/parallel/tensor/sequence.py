@@ -23,8 +23,9 @@ from torch import nn
 from lib.parallel.tensor.dropout import SplitDropout
 from lib.parallel.tensor.linear import SplitModule
 from lib.parallel.tensor.placements import Replicated
-from lib.parallel.tensor.transform import placements, sum_gradient, tensor_parallel
+from lib.parallel.tensor.transform import placements, tensor_parallel
 from lib.predict.arguments import equal_share
+from lib.ranks.gradients import sum_gradient
 from lib.single.models import Attention, Embedding, FeedForward
 
 DIM = 1  # the tokens of [B, S, D]
@@ -52,8 +53,8 @@ def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) 
             module.dropout = SplitDropout(module.dropout, group, DIM, own)
     places = placements(model)
     for name, parameter in model.named_parameters():
-        if isinstance(places[name], Replicated) and parameter.requires_grad:
-            sum_gradient(parameter, group)
+        if isinstance(places[name], Replicated):
+            sum_gradient(parameter, [group])
     return model
 
 

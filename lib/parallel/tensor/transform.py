@@ -19,6 +19,7 @@ from lib.parallel.tensor.placements import Replicated
 from lib.parallel.tensor.plan import MAKERS, assignments, plan_of
 from lib.predict.arguments import equal_share
 from lib.ranks.agreement import from_first, same_everywhere
+from lib.ranks.gradients import sum_gradient
 
 
 def tensor_parallel(
@@ -121,21 +122,8 @@ def _tie(model, tied) -> None:
 
 def _sum_gradients(module, group) -> None:
     """Sum the gradients of a replicated module that works on split numbers."""
-
     for parameter in module.parameters():
-        if parameter.requires_grad:
-            sum_gradient(parameter, group)
-
-
-def sum_gradient(parameter: nn.Parameter, group=None) -> None:
-    """Sum the gradient of a replicated parameter over a group, as soon as backward has it."""
-
-    def summed(gradient):
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
-    parameter.register_hook(summed)
+        sum_gradient(parameter, [group])
 
 
 # Whole weights.

@@ -25,12 +25,7 @@ import torch
 from torch import Tensor
 
 from lib.predict.arguments import real
-from lib.single.experts.gates import Decision, Gate
-
-
-def alone(x: Tensor) -> Tensor:
-    """Return x as it is: the sum over one rank."""
-    return x
+from lib.single.experts.gates import Decision, Gate, alone
 
 
 def balance(decision: Decision, total: Callable = alone) -> Tensor:
@@ -58,7 +53,7 @@ def load(decision: Decision, total: Callable = alone) -> Tensor:
             "Only a noisy gate that trains estimates its load with a gradient. Take gate='noisy', "
             "or another loss."
         )
-    return squared_variation(total(decision.load))
+    return squared_variation(decision.load.estimate(total))
 
 
 def z(decision: Decision, total: Callable = alone) -> Tensor:

@@ -19,6 +19,7 @@ Sources: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668) and Fedus et al. 2021
 equations 12 to 16, for sigmoid; Wang et al. 2024 (arXiv 2408.15664) for the bias.
 """  # noqa: E501
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -29,17 +30,42 @@ from lib.predict.arguments import real, whole
 from lib.single.experts.routing import Assignments, capacity_of, chosen_by_tokens
 
 
+def alone(x: Tensor) -> Tensor:
+    """Return x as it is: the sum over one rank."""
+    return x
+
+
+class Load(NamedTuple):
+    """Holds sums over tokens, from which the expected number of tokens of each expert follows.
+
+    With one level `experts` [E] is that number. With two levels `experts` [G, n] counts the tokens
+    of each group, `groups` [G] are the expected tokens of the groups, and `members` [G] those that
+    they have.
+    """
+
+    experts: Tensor
+    groups: Tensor | None = None
+    members: Tensor | None = None
+
+    def estimate(self, total: Callable = alone) -> Tensor:
+        """Return the expected tokens of each expert, [E]; `total` adds sums over ranks."""
+        if self.groups is None:
+            return total(self.experts)
+        share = total(self.experts) / total(self.members).clamp(min=1)[:, None]
+        return (total(self.groups)[:, None] * share).flatten()
+
+
 class Decision(NamedTuple):
     """Holds what a gate decided for N tokens, and from what.
 
     `gates` [N, E] are the weights of all experts, 0 where a token does not go (Shazeer's G(x));
-    `load` [E] is a smooth estimate of the tokens of each expert, where the gate has noise.
+    `load` is a smooth estimate of the tokens of each expert, where the gate has noise.
     """
 
     assignments: Assignments
     logits: Tensor
     scores: Tensor
-    load: Tensor | None = None
+    load: Load | None = None
 
     @property
     def gates(self) -> Tensor:

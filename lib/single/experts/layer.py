@@ -7,7 +7,7 @@ it computes. A token that a capacity drops from all its experts gives 0, and the
 connection carries it on.
 """  # noqa: E501
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from lib.predict.arguments import real, whole
-from lib.single.experts.balance import LOSSES, alone
+from lib.single.experts.balance import LOSSES
 from lib.single.experts.kinds import gate_of
 from lib.single.experts.products import grouped_product
 from lib.single.experts.routing import DROPS, Assignments, capacity_of, within
@@ -33,8 +33,28 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(experts, width, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
 
-    def forward(self, rows: Tensor, counts) -> Tensor:
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         return grouped_product(gelu(grouped_product(rows, self.up, counts)), self.down, counts)
+
+    def launch(self, rows: Tensor, counts: Tensor) -> Callable[[], Tensor]:
+        """Return a function that gives the result; where rows travel first, they are under way."""
+        return lambda: self(rows, counts.tolist())
+
+
+class OneDevice:
+    """Says what the whole batch decides where one device has all of it.
+
+    Ranks that share a batch put an object in its place that asks the others.
+    """
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of x over all that share the batch."""
+        return x
+
+    def fitting(self, assignments: Assignments, factor: float, drop: str) -> Tensor:
+        """Return which assignments fit into a capacity: a mask [A]."""
+        capacity = capacity_of(factor, len(assignments.token), assignments.experts)
+        return within(assignments, capacity, drop)
 
 
 class MoE(nn.Module):
@@ -63,7 +83,7 @@ class MoE(nn.Module):
             raise ValueError(f"Tokens are dropped by {' or '.join(DROPS)}, not by {drop!r}.")
         if capacity is not None:
             real(capacity, "The capacity factor", zero=False)
-        self.capacity, self.drop = capacity, drop
+        self.capacity, self.drop, self.batch = capacity, drop, OneDevice()
         self.loss_weights = _checked(losses or {})
         self.losses: dict[str, Tensor] = {}
         self.decision, self.kept = None, None
@@ -82,31 +102,23 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        decision = self.gate(rows)
-        self.note(decision)
-        kept = self.fitting(decision.assignments).by_expert()
-        self.kept = kept.counts
-        y = self.combined(
-            rows, kept, self.experts(rows.index_select(0, kept.token), self.kept.tolist())
-        )
-        if self.shared is not None:
-            y = y + self.shared(rows, [len(rows)])
-        return y.view(x.shape)
-
-    def note(self, decision, total=alone) -> None:
-        """Keep a decision and its weighted losses; `total` adds tensors over ranks."""
-        self.decision = decision
+        self.decision = self.gate(rows)
         self.losses = {
-            name: weight * LOSSES[name](decision, total)
+            name: weight * LOSSES[name](self.decision, self.batch.total)
             for name, weight in self.loss_weights.items()
         }
+        kept = self.fitting(self.decision.assignments).by_expert()
+        self.kept = kept.counts
+        finish = self.experts.launch(rows.index_select(0, kept.token), self.kept)
+        always = None if self.shared is None else self.shared(rows, [len(rows)])
+        y = self.combined(rows, kept, finish())
+        return (y if always is None else y + always).view(x.shape)
 
     def fitting(self, assignments: Assignments) -> Assignments:
         """Return the assignments that the capacity leaves."""
         if self.capacity is None:
             return assignments
-        capacity = capacity_of(self.capacity, len(assignments.token), assignments.experts)
-        return assignments.only(within(assignments, capacity, self.drop))
+        return assignments.only(self.batch.fitting(assignments, self.capacity, self.drop))
 
     @staticmethod
     def combined(rows: Tensor, kept: Assignments, returned: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from lib.predict.arguments import equal_share, whole
-from lib.single.experts.gates import Decision, Gate
+from lib.single.experts.gates import Decision, Gate, Load
 from lib.single.experts.routing import chosen_by_tokens
 
 
@@ -37,7 +37,9 @@ class NoisyGate(Gate):
         clean, logits, spread = self.noisy_logits(x, self.weight, self.noise_weight)
         best = (logits + self.bias).topk(self.k, -1).indices
         weights = logits.gather(-1, best).softmax(-1)
-        load = None if spread is None else chosen_again(clean, logits, spread, self.k).sum(0)
+        load = None
+        if spread is not None:
+            load = Load(chosen_again(clean, logits, spread, self.k).sum(0))
         decided = chosen_by_tokens(best, weights, self.experts)
         return Decision(decided, logits, logits.softmax(-1), load)
 
@@ -94,8 +96,8 @@ class TwoLevelGate(NoisyGate):
         if spread is not None:
             goes = torch.zeros_like(first.scores).scatter(1, groups, 1.0)  # [N, G], X_i
             again = chosen_again(clean, logits, spread, self.k_inside)
-            share = (again * goes[:, :, None]).sum(0) / goes.sum(0).clamp(min=1)[:, None]
-            load = (first.load[:, None] * share).flatten()
+            inside_load = (again * goes[:, :, None]).sum(0)
+            load = Load(inside_load, first.load.experts, goes.sum(0))
         decided = chosen_by_tokens(experts_of, weights, self.experts)
         return Decision(decided, logits.flatten(1), scores, load)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lib.single.experts import balance
-from lib.single.experts.gates import Decision, Gate, SigmoidGate
+from lib.single.experts.gates import Decision, Gate, Load, SigmoidGate
 from lib.single.experts.routing import chosen_by_tokens
 
 LOG = torch.log
@@ -52,7 +52,7 @@ def test_importance_is_the_squared_variation_of_the_weights():
 
 
 def test_load_is_the_squared_variation_of_the_estimate():
-    decision = EVEN._replace(load=torch.tensor([3.0, 1.0]))
+    decision = EVEN._replace(load=Load(torch.tensor([3.0, 1.0])))
     assert float(balance.load(decision)) == pytest.approx(1 / 4)
     with pytest.raises(ValueError, match="Only a noisy gate that trains estimates its load"):
         balance.load(EVEN)
