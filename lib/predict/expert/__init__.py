@@ -1,0 +1,1 @@
+"""Predictions for mixture of experts: what is sent, and how the load spreads."""
