@@ -9,7 +9,7 @@ A row that stays on its rank is in the buffer of the all_to_all and is not sent.
 
 In two hops (lib/parallel/expert/exchange.py) as many rows pass between nodes, in fewer messages, and
 more inside them, because a row for another node usually changes its rank before it leaves.
-Source: counted; Nie et al. 2022, "HetuMoE" (arXiv 2203.14685), and He et al. 2022, "FasterMoE" (PPoPP), describe it.
+Source: counted; Nie et al. 2022, "HetuMoE" (arXiv 2203.14685), for the two hops.
 """  # noqa: E501
 
 from collections.abc import Sequence

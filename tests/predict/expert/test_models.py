@@ -1,0 +1,46 @@
+"""Published counts of parameters follow from published shapes, where they do."""
+
+import pytest
+
+from lib.predict.expert import models
+
+BY_NAME = {model.name: model for model in models.MODELS}
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("Switch-Base", 0.07),  # printed in whole billions: 7
+        ("Switch-Large", 0.05),
+        ("Switch-C", 0.001),
+        ("Mixtral 8x7B", 0.001),
+        ("DeepSeek-V3", 0.001),
+    ],
+)
+def test_all_parameters_are_those_that_were_printed(name, within):
+    model = BY_NAME[name]
+    assert model.total == pytest.approx(model.published[0], rel=within)
+    assert set(BY_NAME) == {m.name for m in models.MODELS} and len(BY_NAME) == 5
+
+
+@pytest.mark.parametrize(("name", "within"), [("Mixtral 8x7B", 0.002), ("DeepSeek-V3", 0.016)])
+def test_active_parameters_are_those_that_were_printed(name, within):
+    model = BY_NAME[name]
+    assert model.active == pytest.approx(model.published[1], rel=within)
+
+
+def test_a_small_model_by_hand():
+    model = models.ExpertModel("small", 4, 3, 2, 5, 2, 6, 8, 2, 100, 50, shared=1)
+    expert = 2 * 4 * 6
+    always = 2 * 4 * 8 + 2 * expert + 2 * 5 * 4 + 150
+    assert (model.expert, model.always) == (expert, always)
+    assert model.total == always + 2 * 5 * expert
+    assert model.active == always + 2 * 2 * expert
+
+
+def test_the_largest_switch_of_the_printed_shape_has_half_of_the_printed_size():
+    """24 layers each, width 4,096, hidden 10,240, 64 experts in every second: not 395 billion."""
+    options = {"every": 2, "matrices": 3}
+    model = models.t5("Switch-XXL", 4096, 24, 64, 10_240, 64, 395e9, **options)
+    assert 0.5 < model.total / 395e9 < 0.54
+    assert 193 < model.expert_layers * model.experts * model.expert / 1e9 < 194
