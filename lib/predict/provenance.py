@@ -12,10 +12,13 @@ def speeds_of(speeds) -> dict:
     `invented` is True where the latency (`alpha`, s) or the bandwidth (bytes/s, one way) is not
     the one that data/hardware.yaml has for the link of that name; `real` then holds both of its
     figures. `stands_for` says for which large model a run stands, and with which sizes it is run.
+    `nodes` has the link between nodes, and the ranks of each.
     """
     facts = {name: getattr(speeds, name) for name in _NAMES if getattr(speeds, name, None)}
     if "stands_for" in facts:
         facts["stands_for"] = str(facts["stands_for"])
+    if nodes := getattr(speeds, "nodes", None):
+        facts["nodes"] = nodes._asdict()
     return facts | link_of(facts.get("link"), facts.get("alpha"), facts.get("bandwidth"))
 
 

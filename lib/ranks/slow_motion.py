@@ -15,7 +15,7 @@ import contextlib
 from dataclasses import dataclass, fields
 
 from lib.predict.larger import Larger
-from lib.predict.roofline import Roofline
+from lib.predict.roofline import Roofline, between_nodes
 from lib.ranks.slow.compute_clock import ComputeClock
 from lib.ranks.state.this_rank import this_rank
 
@@ -30,6 +30,8 @@ class SlowMotion(Roofline):
     then the times are those that `calibrate` has measured. Tensors have the sizes they have, unless
     the run `stands_for` a large model (a `Larger`, lib/predict/larger.py): then each operation and
     message takes the time of the large model's, and its row has the large model's bytes and FLOP.
+    With node=4 and between="InfiniBand NDR", ranks 0 to 3 are on one node, 4 to 7 on the next, and
+    what passes between nodes takes the time of that link.
     Raises ValueError for an unknown name, or a factor that is not above 0.
     """
 
@@ -42,6 +44,8 @@ class SlowMotion(Roofline):
     alpha: float | None = None
     bandwidth: float | None = None
     stands_for: Larger | None = None
+    node: int | None = None
+    between: str | None = None
 
     def __post_init__(self):
         from lib.predict import hardware
@@ -49,6 +53,7 @@ class SlowMotion(Roofline):
         if not self.factor > 0:
             raise ValueError(f"factor={self.factor!r}: time is stretched by a number above 0.")
         object.__setattr__(self, "given", self._given())
+        object.__setattr__(self, "nodes", between_nodes(self.node, self.between))
         gpu = hardware.gpu(self.gpu)
         link = hardware.link(self.link or gpu.link)
         replaced = self.peak is not None or self.memory_bandwidth is not None
@@ -120,6 +125,11 @@ class SlowMotion(Roofline):
         link = f"an invented link in place of {self.link}" if invented else self.link
         figures = f"latency {self.alpha * 1e6:.3g} µs, {self.bandwidth / 1e9:,.4g} GB/s one way"
         large = f" The run stands for {self.stands_for}." if self.stands_for else ""
+        if out := self.nodes:
+            figures += (
+                f"; between nodes of {out.ranks} ranks {out.link}: latency {out.alpha * 1e6:.3g} "
+                f"µs, {out.bandwidth / 1e9:,.4g} GB/s"
+            )
         return (
             f"Durations are those of the {self.gpu} and of {link} ({figures}), played "
             f"{self.factor:,.6g} times slower.{large}"

@@ -244,6 +244,12 @@ def test_the_object_prints_travels_and_refuses():
         "1,000 times slower."
     )
     assert "an invented link in place of NVLink4" in SlowMotion("H100", alpha=1e-8).describe()
-    for wrong in ({"gpu": "H10"}, {"link": "string"}, {"factor": 0}, {"dtype": "int3"}):
+    nodes = SlowMotion("H100", node=4, between="NDR")
+    assert eval(repr(nodes)) == nodes and nodes != SlowMotion("H100")
+    assert "; between nodes of 4 ranks InfiniBand NDR: latency 14 µs, 50 GB/s)" in nodes.describe()
+    for wrong in (
+        {"gpu": "H10"}, {"link": "string"}, {"factor": 0}, {"dtype": "int3"}, {"node": 4},
+        {"between": "NDR"}, {"node": 4, "between": "string"},
+    ):  # fmt: skip
         with pytest.raises(ValueError):
             SlowMotion(**wrong)

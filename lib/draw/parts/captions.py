@@ -105,6 +105,8 @@ def _hardware(told: dict) -> str:
     if device.startswith("the this"):
         device = device.removeprefix("the ")
     link = link_in_words(told) if "link" in told else ""
+    if nodes := told.get("nodes"):
+        link += f", and between nodes of {nodes['ranks']} ranks of {link_in_words(nodes)}"
     return " and ".join(filter(None, (device, link)))
 
 

@@ -125,7 +125,7 @@ class ComputeClock(TorchDispatchMode):
         others = tuple(rank for rank in others if rank != this_rank.rank)
         item = Stretched(self, work, tag, number, others, event)
         item.launched = self.time if here else time.monotonic_ns()
-        item.needs = int(self.speeds.moving(op, len(members), nbytes) * self.scale)
+        item.needs = int(self.speeds.moving(op, len(members), nbytes, members) * self.scale)
         self.lanes.add(item)
         return item
 

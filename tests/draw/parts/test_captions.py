@@ -48,6 +48,12 @@ def run(source="slow motion", **meta) -> Ledger:
             "3.4 µs, 450 GB/s), played 100,000 times slower.",
         ),
         (
+            run("predicted", speeds=speeds_of(SlowMotion(node=4, between="NDR"))),
+            "Predicted from the rates of the H100 (bf16) and NVLink4 (latency 3.4 µs, 450 GB/s "
+            "one way), and between nodes of 4 ranks of InfiniBand NDR (latency 14 µs, 50 GB/s one "
+            "way).",
+        ),
+        (
             run(speeds=speeds_of(LARGE)),
             "Slow motion: order and waiting are real; durations and bytes are those of an MLP with "
             "width 4,096, batch 2,048 (run with width 96, batch 64) on the H100 (bf16) and NVLink4 "
