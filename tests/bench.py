@@ -186,6 +186,12 @@ class Bench:
 
         yield from self._each((bench_sequence.steps, bench_sequence.memory))
 
+    def experts(self):
+        """Our layers of experts against the usual ones, and rows that travel in two hops."""
+        import bench_expert
+
+        yield from self._each((bench_expert.layers, bench_expert.steps, bench_expert.routes))
+
     def pipelines(self):
         """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
         import bench_pipeline as pipe

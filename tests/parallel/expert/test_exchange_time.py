@@ -30,6 +30,14 @@ def travel():
     __main__.way.back(arrived, __main__.table)
 
 
+def predicted(way, each):
+    nbytes = 8 * each * WIDTH * 4
+    expected = 2 * seconds.exchange(way, 8, nbytes, SPEEDS)
+    if way == "two hops":  # rows are put into the order of places and of nodes, there and back
+        expected += 4 * SPEEDS.compute(0, 2 * nbytes + 8 * 8 * each)
+    return expected
+
+
 @pytest.mark.parametrize("each", [1, 200])
 @pytest.mark.parametrize(("way", "nodes"), [("flat", 0), ("two hops", 2)])
 def test_rows_take_the_predicted_time(worlds, way, nodes, each):
@@ -37,10 +45,7 @@ def test_rows_take_the_predicted_time(worlds, way, nodes, each):
     world = worlds(8)
     world.run(prepared, nodes, each)
     ledger = least_late(world, SPEEDS, travel)
-    nbytes = 8 * each * WIDTH * 4
-    expected = 2 * seconds.exchange(way, 8, nbytes, SPEEDS)
-    if way == "two hops":  # rows are put into the order of places and of nodes, there and back
-        expected += 4 * SPEEDS.compute(0, 2 * nbytes + 8 * 8 * each)
+    expected = predicted(way, each)
     for rank in range(8):
         rows = ledger.where(rank=rank)
         taken = max(r.end for r in rows) - min(r.start for r in rows)
