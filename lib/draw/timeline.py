@@ -13,19 +13,21 @@ from lib.draw.timelines.stacks import in_words as peaks
 from lib.draw.timelines.stacks import kinds_of, packed, stacks
 from lib.draw.timelines.timeline_data import data_of
 from lib.ledger import Ledger
+from lib.predict.arguments import real
 
 STATES = 1_500  # of memory that are kept under a timeline
 
 
 def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False,
-             caption: str = "", rows=()) -> Picture:  # fmt: skip
+             caption: str = "", rows=(), until: float = 0.0) -> Picture:  # fmt: skip
     """Draw when each rank computed and communicated: rank 0 on top, time to the right.
 
     Waiting for the last rank of a group is hatched, moving is filled, idle is paper; the rows of
     `over` (a prediction, another run) lie over it as dashed outlines, from the same zero, and a
     heading says how far the two differ. `memory` adds the bytes alive on each rank under its bars,
     zoomed and played with them. `caption` is a sentence after the one that the ledgers give. `rows`
-    are names for the ranks, from the top, where a ledger holds two runs or no ranks at all.
+    are names for the ranks, from the top, where a ledger holds two runs or no ranks at all. The
+    axis reaches to `until` (s) at least, so that two pictures can have the same one.
     """
     has_rows(ledger, "timeline")
     if over is not None:
@@ -34,7 +36,7 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
         has_memory(ledger)
     # 1. the ranks, and the scale: both ledgers from their first start
     ranks, odd = chosen_ranks(ledger, over)
-    span = max(ledger.makespan, over.makespan if over else 0.0) or 1e-9
+    span = max(ledger.makespan, over.makespan if over else 0.0, real(until, "until")) or 1e-9
     names = _names(rows, ledger)
     # 2. what happened, few enough and in whole ticks
     many = [len(one.where(lane=["compute", "comm"])) for one in (ledger, over) if one is not None]

@@ -57,6 +57,25 @@ def in_phases(step: Ledger, shape: ModelShape, speeds) -> Ledger:
     return Ledger(rows, source=step.source, meta=step.meta)
 
 
+def times_of_units(step: Ledger, shape: MLPShape) -> tuple[list[float], list[float]]:
+    """Return the seconds of forward and of backward of each layer of a predicted step of FSDP.
+
+    They are all that rank 0 computes but the update: products, ReLUs, and what it does with
+    gradients. Backward of a layer ends when its gradient is copied for the reduce_scatter.
+    """
+    layers, first = len(shape.widths) - 1, len(pieces.forward(shape, 1))
+    own = list(step.where(rank=0, lane="compute"))[:-layers]
+    forward, backward = [0.0] * layers, [0.0] * layers
+    layer = -1
+    for row in own[:first]:
+        layer += row.op == "mm"
+        forward[layer] += row.seconds
+    for row in own[first:]:
+        backward[max(layer, 0)] += row.seconds
+        layer -= row.op == "cat"
+    return forward, backward
+
+
 def while_moving(ledger: Ledger, speeds) -> Ledger:
     """Return the rows with each collective from when its bytes begin to move, not from its launch.
 

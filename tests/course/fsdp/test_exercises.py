@@ -15,6 +15,7 @@ from lib.course.fsdp import lessons
 from lib.course.fsdp.cover import IMAGE, without_and_with
 from lib.predict.larger import Larger
 from lib.predict.sharded.fsdp_step import fsdp_step, hidden
+from lib.predict.sharded.prefetch import play_units
 from lib.ranks.slow_motion import SlowMotion
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 
@@ -245,7 +246,33 @@ def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     assert exposed[2800] == pytest.approx(exposed[3600]) == pytest.approx(2 / 16)
     assert exposed[2600] > 1.1 * 2 / 16 and "2,800 rows a rank" in prose(notebook)
     spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
-    assert spans[0] == spans[3] < spans[4] and "from 5 on it delays" in prose(notebook)
+    assert spans[0] == spans[3] < spans[4]
+    assert "a large limit delays reduce_scatters (in the chain above, from 5 on)" in prose(notebook)
+
+
+def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(notebook):
+    """One model of time: the units' times are those of the step, so both give the same answers."""
+    speeds = SlowMotion("H100", link="NVLink4")
+    step = fsdp_step(lessons.LARGE, [lessons.ROWS] * 4, speeds, prefetch=1)
+    times = lessons.times_of_units(step, lessons.LARGE)
+    played = {}
+    for resharded in (True, False):
+        for limit in range(1, 6):
+            played[resharded, limit] = play_units(
+                [lessons.LARGE.nbytes() // 8] * 8, *times, prefetch=limit, resharded=resharded,
+                ranks=4, alpha=speeds.alpha, bandwidth=speeds.bandwidth,
+            )  # fmt: skip
+    ends = {at: max(bar.end for bar in run.bars) for at, run in played.items()}
+    updates = sum(row.seconds for row in list(step.where(rank=0, lane="compute"))[-8:])
+    assert ends[True, 1] == pytest.approx(step.makespan - updates, abs=1e-6)
+    assert f"the update of the weights ({1e3 * updates:.2f} ms)" in prose(notebook)
+    assert ends[True, 1] == ends[True, 2] == ends[True, 4] < ends[True, 5]
+    peaks = [round(played[kind, 1].peak / 1e6) for kind in (True, False)]
+    words = (
+        f"the step takes {1e3 * ends[False, 1]:.2f} ms instead of {1e3 * ends[True, 1]:.2f}. "
+        f"But it holds all units, {peaks[1]} MB instead of {peaks[0]}."
+    )
+    assert words in prose(notebook)
 
 
 def test_no_answer_is_printed_before_its_reveal(notebook):
