@@ -41,8 +41,12 @@ class Guess(Picture):
         what = f" ({self.unit})" if self.unit else ""
         return f"Enter your guess{what} before you read on."
 
-    def reveal(self, answer) -> "Reveal":
-        """Cover the answer until the reader enters a guess, and then say how far off that is."""
+    def reveal(self, answer, details: str = "") -> "Reveal":
+        """Cover the answer until the reader enters a guess, and then say how far off that is.
+
+        `details` are lines that give the answer away, such as a table of what was computed: they
+        are covered with it, and shown in columns.
+        """
         answer = answer.item() if hasattr(answer, "item") else answer
         if self.choices and str(answer) not in self.choices:
             raise ValueError(f"{answer!r} is none of the choices: {', '.join(self.choices)}.")
@@ -52,7 +56,9 @@ class Guess(Picture):
         told = f"It is {answer if self.choices else in_units(answer, self.unit)}."
         data = {"question": self.question, "unit": self.unit, "choices": self.choices,
                 "answer": answer, "told": told}  # fmt: skip
-        return Reveal(f"{self.question}\n{told}", ("guess", data))
+        lines = details.rstrip().split("\n") if details.strip() else []
+        data |= {"details": lines} if lines else {}
+        return Reveal("\n".join([self.question, told, *lines]), ("guess", data))
 
 
 class Reveal(Picture):
@@ -60,8 +66,9 @@ class Reveal(Picture):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         data, metadata = super()._repr_mimebundle_(include, exclude)
-        question, told = (escape(line) for line in self.summary.split("\n"))
-        fold = f"<details><summary>Show the answer</summary><p>{told}</p></details>"
+        question, told, *lines = (escape(line) for line in self.summary.split("\n"))
+        table = "<pre>{}</pre>".format("\n".join(lines)) if lines else ""
+        fold = f"<details><summary>Show the answer</summary><p>{told}</p>{table}</details>"
         return {**data, "text/html": f"<p>{question}</p>\n{fold}"}, metadata
 
 

@@ -275,6 +275,27 @@ def test_show_me_uncovers_and_cover_again_forgets(asked):
     assert question.node.get_by_role("textbox").is_visible()
 
 
+@pytest.mark.parametrize("width", [360, 640])
+def test_details_come_with_the_answer_in_columns(asked, width):
+    table = "            bytes  loss\nplain      177,984  3.22\nno feedback  7,128  4.01"
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000, details=table))
+    question.page.evaluate(
+        "width => document.querySelectorAll('figure')[1].parentElement.style.width = `${width}px`",
+        width,
+    )
+    is_covered(reveal, "177,984")
+    reveal.control("Show me").click()
+    reveal.settle()
+    marks = {mark["text"]: mark for mark in reveal.marks if mark["kind"] == "text"}
+    assert {"bytes", "plain", "177,984", "no feedback", "7,128"} <= set(marks)
+    assert marks["177,984"]["x"] == marks["7,128"]["x"], "numbers end in one column"
+    assert marks["plain"]["x"] == marks["no feedback"]["x"]
+    assert marks["3.22"]["x"] > marks["177,984"]["x"]
+    assert every(mark["x"] <= width - 2 for mark in marks.values())
+    reveal.screenshot(f"guess-details-{width}")
+
+
 def test_paper_has_the_answer_below_its_question(asked):
     size = guess(HOW_MANY, unit="bytes")
     _, reveal = asked(size, size.reveal(3_000_000))

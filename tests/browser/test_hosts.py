@@ -152,7 +152,8 @@ def test_a_page_without_scripts_shows_the_stills(book_page, gallery):
 
 WIDE = """() => [...document.querySelectorAll("article pre, article table, article .cell_output")]
     .filter((node) => node.getBoundingClientRect().right > innerWidth + 1 ||
-        (node.matches(".cell_output pre, table") && node.scrollWidth > node.clientWidth + 1))
+        (node.matches(".cell_output :not(.highlight-python) > .highlight > pre, table") &&
+            node.scrollWidth > node.clientWidth + 1))
     .map((node) => node.textContent.slice(0, 60))"""
 
 
@@ -173,6 +174,23 @@ def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     assert page.evaluate(WIDE) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate(BROKEN) == []
+
+
+SOURCES = """() => {
+    const sources = document.querySelectorAll(".cell_output .highlight-python pre");
+    return [...sources].map((node) => {
+    const style = getComputedStyle(node);
+    return [style.whiteSpace, style.overflowX, node.scrollWidth > node.clientWidth];
+    });
+}"""
+
+
+def test_source_keeps_its_lines_on_a_phone_and_scrolls(book_page):
+    """A line of Python that wraps loses the indentation that says what belongs to what."""
+    (ranks,) = (chapter for chapter in chapters() if chapter.name == "00-ranks")
+    found = book_page(ranks.name, width=360).evaluate(SOURCES)
+    assert found and every([space, over] == ["pre", "auto"] for space, over, _ in found)
+    assert any(longer for *_, longer in found)
 
 
 # --- what is stored

@@ -51,6 +51,15 @@ def test_the_still_of_a_reveal_is_covered():
         assert any(mark.hatch for mark in shown.marks)
 
 
+def test_details_are_covered_and_folded_with_the_answer():
+    shown = guess(HOW_MANY, unit="bytes").reveal(3_000_000, details="plain  4\n<half>  2\n")
+    assert repr(shown) == f"{HOW_MANY}\nIt is 3,000,000 bytes.\nplain  4\n<half>  2"
+    told = " ".join([*texts(shown), *(mark.about for mark in shown.marks)])
+    assert "plain" not in told and "half" not in told
+    folded = shown._repr_mimebundle_()[0]["text/html"]
+    assert folded.endswith("<pre>plain  4\n&lt;half&gt;  2</pre></details>")
+
+
 def test_the_answer_is_folded_beside_the_still():
     shown = guess("Is 1 < 2?", choices=["<yes>", "no"]).reveal("<yes>")
     data, _ = shown._repr_mimebundle_()

@@ -1,16 +1,18 @@
 """Functions that chapter 2 uses repeatedly: small trainings, rounds of gossip, words."""
 
 import re
+from functools import partial
 from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lib.course.checks.sent_bytes import sent
 from lib.course.communicating_less.cover import stragglers
 from lib.parallel.data import DistributedDataParallel, LocalSGD, ParameterServer
 from lib.parallel.data.gossip import mixed
-from lib.predict.data import gossip
+from lib.predict.data import compression, gossip
 from lib.predict.data.parameter_server import ServerRun, ServerSettings, simulate
 from lib.predict.shape import GPTShape, MLPShape
 from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss, share
@@ -116,6 +118,20 @@ def averaged(model, optimizer, every: int, diloco: bool) -> LocalSGD:
     """Build local SGD, or DiLoCo: its outer optimizer is SGD with Nesterov momentum."""
     outer = torch.optim.SGD(model.parameters(), 0.7, momentum=0.9, nesterov=True)
     return LocalSGD(model, optimizer, every, outer=outer if diloco else None)
+
+
+def averaging_every(every: int, world, diloco: bool = False) -> tuple[list[float], int]:
+    """Train with local SGD from each seed; return the losses, and the bytes that rank 0 sent.
+
+    Raises AssertionError where these are not the predicted ones.
+    """
+    make = partial(averaged, every=every, diloco=diloco)
+    runs = [world.record(learn, make, seed) for seed in SEEDS]
+    nbytes = sent(runs[0].where(op="all_reduce"))[0]
+    shapes = [parameter.shape for parameter in NETWORK.parameters]
+    calls = compression.local_sgd(shapes, 64, every, itemsize=8)
+    assert nbytes == compression.sent(calls, len(world))
+    return [run.results[0] for run in runs], nbytes
 
 
 # --- servers

@@ -187,5 +187,6 @@ function stateStatus({ states }, event, isWorst) {
   const when = isWorst ? "Most scattered after" : "After";
   return `${when} event ${commas(event)}: ${amount(allocated, "B")} allocated of ` +
     `${amount(reserved, "B")} reserved; ${amount(free, "B")} free, ` +
-    `${amount(split, "B")} of it in segments that are partly in use; largest free block ${amount(largest, "B")}.`;
+    `${amount(split, "B")} of it in segments that are partly in use; ` +
+    `largest free block ${amount(largest, "B")}.`;
 }

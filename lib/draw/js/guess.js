@@ -138,9 +138,25 @@ function layAnswer(data, { tries }, width) {
   const texts = [[question, style.faint], [answerText, style.ink]];
   if (ownText) texts.push([ownText, style.ink]);
   const { marks, y } = layTexts(texts, width), below = layOwnAnswers(data, tries, y, width);
-  const summary = [question, answerText, ownText].filter(Boolean).join("\n");
-  const bar = accent(below.y, REVEALED_COLOUR, summary);
-  return { marks: [bar, ...marks, ...below.marks], height: below.y, summary };
+  const details = data.details || [], table = layColumns(details, below.y, width);
+  const summary = [question, answerText, ownText, ...details].filter(Boolean).join("\n");
+  const bar = accent(table.y, REVEALED_COLOUR, summary);
+  return { marks: [bar, ...marks, ...below.marks, ...table.marks], height: table.y, summary };
+}
+
+// Lines of text in columns: what begins and ends at one place in them does so here. Numbers end
+// where their last letter was, all else begins where its first was.
+function layColumns(lines, y, width) {
+  const longest = Math.max(1, ...lines.map((line) => line.length)), { left } = GUESS_PX;
+  const letter = Math.min(style.letter, (width - left - 4) / longest);
+  const marks = lines.flatMap((line, n) =>
+    [...line.matchAll(/\S+( \S+)*/g)].map(({ 0: text, index }) => {
+      const isNumber = /^[\d.,×%+-]+$/.test(text), end = index + text.length;
+      const x = left + letter * (isNumber ? end : index);
+      return textMark(x, y + 8 + n * style.line, text, { align: isNumber ? "right" : "left" });
+    })
+  );
+  return { marks, y: lines.length ? y + 12 + lines.length * style.line : y };
 }
 
 // The choices, or how far off each guess was, where that can be drawn.

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from PIL import Image
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from lib.course.data_parallel import bugs
+from lib.course.data_parallel import bugs, lessons
 from lib.course.data_parallel import exercises as chapter
 from lib.course.data_parallel.cover import COUNT, WIDTH, dp_and_ddp
+from lib.course.data_parallel.scaling import efficiencies, scaling
 from lib.parallel.data import DistributedDataParallel
 from lib.predict.data.ddp_step import data_parallel_step
 from lib.predict.roofline import speeds
@@ -231,6 +232,10 @@ def test_scaling_is_told_as_the_table_shows_it(notebook):
     rows = [[float(x.strip("%")) for x in line.split()] for line in lines]
     assert [row[0] for row in rows] == [2.0**n for n in range(10)]
     assert rows[3][1:] == [7.9, 98, 95] and rows[-1][2] < 50 < 90 < rows[-1][3]
+    weak = efficiencies({"E": scaling(lessons.GPT2, "Ethernet 100", 1)})["weak, E"]
+    of = {count: f"{100 * share:.0f} % on {count}" for count, share in zip(*weak)}
+    words = f"it is {of[16]} GPUs and {of[512]}: at 100 Gb/s"
+    assert cell_with(notebook, words)
     errors = re.findall(r"([+-]\d+)%", shown(notebook, "in published()"))
     hidden, exposed = ([int(x) for x in errors[n::2]] for n in (0, 1))
     assert hidden[-1] > 100 and max(map(abs, exposed[:-1])) <= 10 and exposed[-1] == 50
