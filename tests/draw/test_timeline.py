@@ -398,10 +398,3 @@ def test_what_travels_says_when_to_a_part_in_10000():
     ends = np.cumsum(np.array(run["gap"][:250]) + np.array(run["length"][:250])) * data["tick"]
     wanted = ledger.where(rank=0, lane="compute").column("end")
     assert ends == pytest.approx(wanted - wanted[0] + ends[0], abs=data["tick"])
-
-
-def test_two_pictures_can_have_one_axis():
-    """A bar of one second fills the width, or a quarter of it on an axis of four."""
-    short = Ledger([Row(0, "compute", "forward", 0.0, 1.0)], source="measured")
-    alone, longer = (bar(timeline(short, until=until), 0, "forward") for until in (0.0, 4.0))
-    assert longer.x == alone.x and longer.w == pytest.approx(alone.w / 4, rel=0.02)

@@ -24,6 +24,9 @@ GPT2 = GPTShape(50257, sequence=1024, width=768, heads=12, layers=12, tied=True)
 SHAPES = [parameter.shape for parameter in GPT2.parameters]
 LINKS = ("NVLink4", "InfiniBand NDR", "Ethernet 100")
 SENDERS = ("plain", "top 1 %", "4 bits", "sign", "PowerSGD")
+WHEN_4_BITS_SEND_MORE = """Gathered quantisation sends 4 bits in place of 32 for each number, and a
+scale of 32 bits for each 512. From how many ranks on does a rank send more than in a plain
+all-reduce, 2(n−1)/n · S?"""
 
 
 # --- predicted

@@ -135,6 +135,17 @@ def shares(world, shape: GPTShape, batch) -> str:
     return "\n".join(lines)
 
 
+def late_optimizers(world, wraps: dict, shape: GPTShape, batch) -> str:
+    """Write for each way to shard whether a step changes weights, its optimizer made too early."""
+    lines = []
+    for name, wrap in wraps.items():
+        for before in (True, False):
+            changed = world.run(late_optimizer, wrap, shape, batch, before)[0]
+            when = "before" if before else "after "
+            lines.append(f"{name:<12}optimizer made {when}: {changed}")
+    return "\n".join(lines)
+
+
 HOST_ROWS = ("device", "link, down", "host", "link, up")  # the rows of `offloaded`, in order
 
 

@@ -193,3 +193,15 @@ def test_when_ulysses_sends_less_than_a_ring(ranks, key_heads, less):
         assert sent["ulysses"] == pytest.approx(2.5 * sent["ring"])
     card = 2 * shape.sequence * shape.width * (1 + max(key_heads, ranks) / 32) / ranks * 4
     assert sent["ulysses"] == pytest.approx(card * (ranks - 1) / ranks)
+
+
+def test_the_gain_of_the_best_layout_is_the_one_that_the_text_says(notebook):
+    scores = lessons.chunk_scores()
+    zigzag, best = [0, 1, 2, 3, 3, 2, 1, 0], chapter.best_layout()
+    slowest = [
+        max(sum(s for s, r in zip(scores, layout) if r == rank) for rank in range(4))
+        for layout in (zigzag, best)
+    ]
+    shares = [100 * sum(scores) / (4 * most) for most in slowest]
+    words = f"from zigzag's {shares[0]:.1f} % to {shares[1]:.1f} %: {sum(scores):,} scores"
+    assert words in prose(notebook)
