@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from lib.course.asynchronous_pipelines import exercises as chapter
-from lib.course.asynchronous_pipelines import learning, lessons
+from lib.course.asynchronous_pipelines import learning, lessons, partitioner
 from lib.parallel.pipeline import PipeDream
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.cuts import Partition
@@ -334,3 +334,12 @@ def test_a_group_of_replicas_needs_a_stage_for_every_rank(world):
 
     with pytest.raises(RankError, match="Rank 3 has no stage"):
         world.run(lambda: lessons.replica_group((2, 1)) and None)
+
+
+def test_the_first_stages_are_those_of_the_partitioner():
+    layers = lessons.EIGHT
+    table = partitioner.first_stages(layers, speeds=(20, 900), gpus=(4,)).splitlines()
+    assert table == ["GPUs        4", "20   GB/s   0:7 x3", "900  GB/s   0:8 x4"]
+    free = partitioner.free_messages(layers)
+    assert [layer.activation for layer in free] == [0] * 8
+    assert [layer.weights for layer in free] == [layer.weights for layer in layers]

@@ -1,6 +1,7 @@
 """What the text of chapter 7 says, compared with the library and with what its cells show."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -166,6 +167,11 @@ def test_what_the_chapter_says_of_vgg16():
     assert not set(ours(1.25)) & set(published)
     assert ours(1.5) == ["0:37 x4", "0:37 x8", "0:26 x15 | 26:37"]
     assert ours(2.0) == ["0:37 x4", "0:37 x8", "0:37 x16"]
+    free = [replace(layer, activation=0) for layer in profiled]  # messages take no time
+    for speed in (0.5, 0.8, 1.0, 1.1, 1.25):
+        four, eight, sixteen = (with_replicas(free, [(n, speed * 1e9)]) for n in (4, 8, 16))
+        assert str(eight) == published[1] and eight.time == pytest.approx(0.0884, abs=5e-5)
+        assert not {str(four), str(sixteen)} & set(published)
     milliseconds = [1e3 * sum(layer.time for layer in of) for of in (profiled, profiled[23:25])]
     assert [round(each, 1) for each in milliseconds] == [672.5, 3.1]
 
