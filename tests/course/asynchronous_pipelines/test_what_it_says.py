@@ -134,6 +134,13 @@ def test_how_many_times_longer_the_flushed_pipe_takes():
     assert learning.units("ZB-H2", 8, 96) == 291 and learning.units("1F1B", 16, 96) == 342
 
 
+def test_the_lines_that_the_picture_leaves_out_end_close_to_1f1b():
+    ways = ("1F1B", 4), ("1F1B", 1), ("ZB-H2", 8)
+    lines = [learning.by_time(learning.trained(*way, (0.1,), range(21)), *way, 0.1) for way in ways]
+    ends = [[loss for time, loss in zip(*line) if time <= 300][-1] for line in lines]
+    assert [round(end, 2) for end in ends] == [0.55, 0.51, 0.53]
+
+
 def test_with_other_seeds_the_ways_with_few_updates_take_longer():
     expected = {("ZB-H2", 8): (339, 0.2), ("2BW", 4): (321, 0.1), ("stashing", 1): (105, 0.1)}
     for way, best in expected.items():
