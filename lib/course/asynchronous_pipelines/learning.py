@@ -131,6 +131,20 @@ def shown(values: list[float]) -> str:
     return (f"{middle:.2f}" if middle < inf else "-") + f" ({diverged})" * (diverged > 0)
 
 
+def table(losses: dict) -> str:
+    """Write for each rule and rate the median final loss, and how many runs diverged, if any did.
+
+    `losses[rule, m]` holds the losses of every run, as `trained` returns them.
+    """
+    rates = list(dict.fromkeys(rate for of in losses.values() for rate, _ in of))
+    rows = [["rule, m", *map(str, rates)]]
+    for (rule, every), of in losses.items():
+        rows.append([f"{rule:<14}{every}", *(shown(ends(of, rate)) for rate in rates)])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (" ".join(f"{text:<{n}}" for text, n in zip(row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def medians(losses: dict, rate: float, width: int = 8) -> dict[int, float]:
     """Return, for numbers of microbatches, the median over seeds of the last `width` losses' mean.
 

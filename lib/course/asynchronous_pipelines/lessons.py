@@ -91,6 +91,43 @@ def for_large_layers(width: int = 8192, examples: int = 4096, microbatches: int 
     return SlowMotion("H100", link="NVLink4", factor=40, stands_for=stands_for)
 
 
+def updates_before_forwards(order: Schedule) -> list[list[int]]:
+    """Count, for each stage, the updates that are made before each forward of a schedule.
+
+    The rows of the schedule are read as text, "0F2,0B0,...", and every backward is followed by an
+    update. Result: [stages][microbatches]. It holds for one stage a rank.
+    """
+    counts = []
+    for row in str(order).splitlines():
+        kinds = [action[1] for action in row.split(",")]  # "0F2" -> "F"
+        counts.append([kinds[:i].count("B") for i, kind in enumerate(kinds) if kind == "F"])
+    return counts
+
+
+def recorded_traffic(ledger: Ledger, rank: int) -> tuple[int, int, int, int]:
+    """Return how many messages a rank sent and their bytes, how many averages and their bytes.
+
+    Messages are counted as sent; averages are the all-reduces of a stage, counted as buffers.
+    """
+    rows = ledger.where(lane="comm", rank=rank)
+    messages = [row.bytes for row in rows.where(op="send")]
+    averages = [row.bytes for row in rows.where(op="all_reduce", group="stage")]
+    return len(messages), sum(messages), len(averages), sum(averages)
+
+
+def seen_by_stage(seen_by_rank, replicas) -> list[list]:
+    """Return the versions that each microbatch saw on each stage, from what each rank recorded.
+
+    The n ranks of a stage take microbatches in turn: microbatch j is number j // n of rank j % n.
+    """
+    stages, first = [], 0
+    for n in replicas:
+        ranks = seen_by_rank[first : first + n]
+        stages.append([ranks[j % n][j // n] for j in range(sum(map(len, ranks)))])
+        first += n
+    return stages
+
+
 def without_average(run, *arguments):
     """Call `run(*arguments)` on this rank with the average over replicas left out."""
     with mock.patch("lib.parallel.pipeline.pipedream.average", lambda *_: lambda: None):

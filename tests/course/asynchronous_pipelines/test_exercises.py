@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from lib.course.asynchronous_pipelines import exercises as chapter
-from lib.course.asynchronous_pipelines import learning, lessons
+from lib.course.asynchronous_pipelines import learning, lessons, partitioner
 from lib.parallel.pipeline import PipeDream
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.cuts import Partition
@@ -264,6 +264,41 @@ def test_recordings_stand_above_one_another(world):
         assert min(row.start for row in both.where(rank=list(ranks))) == 0.0
 
 
+def test_the_updates_before_each_forward_are_counted():
+    order = schedules.pipedream(2, 4)
+    assert str(order).splitlines() == [
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3",
+        "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+    ]
+    assert lessons.updates_before_forwards(order) == [[0, 0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_replicas_take_microbatches_in_turn():
+    seen = [["a0", "a3"], ["a1", "a4"], ["a2"], ["b0", "b1", "b2", "b3", "b4"]]
+    assert lessons.seen_by_stage(seen, (3, 1)) == [["a0", "a1", "a2", "a3", "a4"], seen[3]]
+
+
+def test_the_traffic_of_a_rank_is_counted(world):
+    ledger = world.record(on_ranks, "stashing", 1, 0.05, 0)
+    messages = [lessons.recorded_traffic(ledger, rank) for rank in range(4)]
+    sends = [ledger.where(lane="comm", rank=rank, op="send") for rank in range(4)]
+    expected = [(len(rows), sum(row.bytes for row in rows), 0, 0) for rows in sends]
+    assert messages == expected and messages[0][0] == 13  # twelve activations and one form
+
+
+def test_the_table_of_final_losses():
+    nan = float("nan")
+    losses = {
+        ("1F1B", 16): {(0.1, 0): [1.0] * 8, (0.4, 0): [2.0] * 8},
+        ("latest", 1): {(0.1, 0): [3.0] * 8, (0.4, 0): [nan] * 8},
+    }
+    assert learning.table(losses).splitlines() == [
+        "rule, m          0.1  0.4",
+        "1F1B          16 1.00 2.00",
+        "latest        1  3.00 - (1)",
+    ]
+
+
 def test_without_the_average_the_replicas_differ(world):
     def first_weights():
         pipe = PipeDream(MLP(lessons.SHAPE).double(), schedules.round_robin((3, 1), 12),
@@ -299,3 +334,12 @@ def test_a_group_of_replicas_needs_a_stage_for_every_rank(world):
 
     with pytest.raises(RankError, match="Rank 3 has no stage"):
         world.run(lambda: lessons.replica_group((2, 1)) and None)
+
+
+def test_the_first_stages_are_those_of_the_partitioner():
+    layers = lessons.EIGHT
+    table = partitioner.first_stages(layers, speeds=(20, 900), gpus=(4,)).splitlines()
+    assert table == ["GPUs        4", "20   GB/s   0:7 x3", "900  GB/s   0:8 x4"]
+    free = partitioner.free_messages(layers)
+    assert [layer.activation for layer in free] == [0] * 8
+    assert [layer.weights for layer in free] == [layer.weights for layer in layers]

@@ -1,6 +1,7 @@
 """What the text of chapter 7 says, compared with the library and with what its cells show."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -133,6 +134,13 @@ def test_how_many_times_longer_the_flushed_pipe_takes():
     assert learning.units("ZB-H2", 8, 96) == 291 and learning.units("1F1B", 16, 96) == 342
 
 
+def test_the_lines_that_the_picture_leaves_out_end_close_to_1f1b():
+    ways = ("1F1B", 4), ("1F1B", 1), ("ZB-H2", 8)
+    lines = [learning.by_time(learning.trained(*way, (0.1,), range(21)), *way, 0.1) for way in ways]
+    ends = [[loss for time, loss in zip(*line) if time <= 300][-1] for line in lines]
+    assert [round(end, 2) for end in ends] == [0.55, 0.51, 0.53]
+
+
 def test_with_other_seeds_the_ways_with_few_updates_take_longer():
     expected = {("ZB-H2", 8): (339, 0.2), ("2BW", 4): (321, 0.1), ("stashing", 1): (105, 0.1)}
     for way, best in expected.items():
@@ -166,6 +174,11 @@ def test_what_the_chapter_says_of_vgg16():
     assert not set(ours(1.25)) & set(published)
     assert ours(1.5) == ["0:37 x4", "0:37 x8", "0:26 x15 | 26:37"]
     assert ours(2.0) == ["0:37 x4", "0:37 x8", "0:37 x16"]
+    free = [replace(layer, activation=0) for layer in profiled]  # messages take no time
+    for speed in (0.5, 0.8, 1.0, 1.1, 1.25):
+        four, eight, sixteen = (with_replicas(free, [(n, speed * 1e9)]) for n in (4, 8, 16))
+        assert str(eight) == published[1] and eight.time == pytest.approx(0.0884, abs=5e-5)
+        assert not {str(four), str(sixteen)} & set(published)
     milliseconds = [1e3 * sum(layer.time for layer in of) for of in (profiled, profiled[23:25])]
     assert [round(each, 1) for each in milliseconds] == [672.5, 3.1]
 
