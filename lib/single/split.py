@@ -90,10 +90,14 @@ class SplitBackward:
 
         _within(edges, run) if edges else run()
 
+    def one(self) -> torch.Tensor:
+        """Return the gradient of a loss: 1, in the precision and on the device of the output."""
+        return torch.ones((), **self.loss)
+
     def _arriving(self, gradient) -> tuple[list, list]:
         """Return the outputs' edges at which a gradient arrives, and these gradients."""
         if gradient is None:
-            gradient = torch.ones((), **self.loss)
+            gradient = self.one()
         pairs = zip(self.outputs, _listed(gradient))
         known = [(edge, g) for edge, g in pairs if edge is not None and g is not None]
         return [edge for edge, _ in known], [g for _, g in known]

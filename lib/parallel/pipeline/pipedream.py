@@ -26,6 +26,7 @@ from lib.parallel.pipeline.tied import average, refuse_sparse
 from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.versions import Seen, updates_share, weight_versions
 from lib.ranks.state.this_rank import span
+from lib.single.experts.layer import auxiliary_loss
 from lib.single.split import SplitBackward
 from lib.single.train import next_token_loss
 
@@ -105,6 +106,7 @@ class _Stream(Passing):
         self.p, self.stage, self.inputs, self.targets = pipe, pipe.stage, inputs, targets
         self.losses = torch.zeros(len(inputs), dtype=pipe.precision, device=targets.device)
         self.alive: dict[int, tuple] = {}  # microbatch -> graph, leaves, the version it sees
+        self.own_losses: dict[int, torch.Tensor] = {}  # of layers of experts
         self.left = {j: pipe.rules[j].backward for _, kind, j in self.row if kind == "F"}
         self.newest = self.backwards = self.most = 0
         self.versions = {0: self._look()}  # version -> tensors to compute with
@@ -127,14 +129,19 @@ class _Stream(Passing):
             if stage == self.last:
                 y = self.p.loss(y, self.targets[microbatch])
                 self.losses[microbatch] = y.detach()
-        outputs = y if stage == self.last else self.depart(stage, microbatch, y)
+            own = auxiliary_loss(self.p.module)  # of layers of experts, on every stage
+        outputs = [y] if stage == self.last else self.depart(stage, microbatch, y)
+        if isinstance(own, torch.Tensor):
+            outputs, self.own_losses[microbatch] = [*outputs, own], own.detach()
         self.alive[microbatch] = SplitBackward(outputs, leaves), leaves, weights
         self.forwards[microbatch] = version
         self.most = max(self.most, len(self.versions))
 
     def backward(self, microbatch: int) -> None:
         stage, (graph, leaves, weights) = self.stage, self.alive.pop(microbatch)
-        gradients = None if stage == self.last else self.returned(stage, microbatch)
+        gradients = [graph.one()] if stage == self.last else self.returned(stage, microbatch)
+        own = self.own_losses.pop(microbatch, None)
+        gradients = gradients if own is None else [*gradients, torch.ones_like(own)]
         # If this version was not kept, an update has changed the memory that `weights` share.
         version = next((v for v, kept in self.versions.items() if kept is weights), self.newest)
         self.backs[microbatch] = version

@@ -7,7 +7,12 @@ A schedule (lib/predict/pipeline/schedules.py) has a row of actions for each ran
 runs any schedule. F receives the output of the stage before, computes, and sends its own output. B,
 or I, receives a gradient from the stage after, computes, and sends a gradient back. W sends and
 receives nothing. The receives for the next action are posted before the present one computes.
-"""
+
+[Note: a loss inside a stage]
+Layers of experts have losses of their own (lib/single/experts). Only the last stage computes the loss
+of the model, so each stage goes backward from its own layers' losses too, divided by m as that one is.
+A pipeline that forgets them trains gates without balance on all stages but the last, and nothing fails.
+"""  # noqa: E501
 
 from collections import deque
 from functools import partial
@@ -24,6 +29,7 @@ from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.grid import KINDS
 from lib.predict.pipeline.play import Costs
 from lib.ranks.state.this_rank import span
+from lib.single.experts.layer import auxiliary_loss
 from lib.single.split import SplitBackward
 from lib.single.train import next_token_loss
 
@@ -33,7 +39,8 @@ class Pipeline:
 
     It is built *from* the whole model, which is anything with a length and slices that are modules
     (GPT, MLP, nn.Sequential). `lengths` gives the number of blocks of each stage (by default as
-    equal as possible). `loss(y, targets)` is a mean over its samples. `replicas` is the group of
+    equal as possible). `loss(y, targets)` is a mean over its samples; losses of layers of experts
+    are added on every stage, of each microbatch alone. `replicas` is the group of
     ranks that have the same stages (data parallelism), whose gradients are averaged. Raises
     ValueError where blocks, ranks or lengths do not fit the schedule.
     """
@@ -108,6 +115,7 @@ class _Step(Passing):
         self.count = dict.fromkeys(pipeline.stages, 0)
         self.left = dict.fromkeys(pipeline.stages, len(inputs))  # backwards still to be done
         self.averaging: deque = deque()
+        self.own_losses: dict[tuple[int, int], torch.Tensor] = {}  # of layers of experts
         self.total = torch.zeros((), device=inputs[0].device, dtype=pipeline.precision)
 
     def forward(self, stage: int, microbatch: int) -> None:
@@ -117,7 +125,11 @@ class _Step(Passing):
             if stage == self.last:
                 y = self.loss(y, self.targets[microbatch]) / len(self.inputs)
                 self.total += y.detach()
-        outputs = y if stage == self.last else self.depart(stage, microbatch, y)
+            own = auxiliary_loss(self.stages[stage])
+        outputs = [y] if stage == self.last else self.depart(stage, microbatch, y)
+        if isinstance(own, torch.Tensor):
+            self.own_losses[stage, microbatch] = own.detach()
+            outputs = [*outputs, own / len(self.inputs)]
         self.alive[stage, microbatch] = SplitBackward(outputs, leaves), leaves
         self.count[stage] += 1
         self.peak[stage] = max(self.peak[stage], self.count[stage])
@@ -135,8 +147,11 @@ class _Step(Passing):
         self._done(stage, microbatch)
 
     def _back(self, stage: int, microbatch: int, kind: str, part) -> None:
-        gradients = None if stage == self.last else self.returned(stage, microbatch)
         graph, leaves = self.alive[stage, microbatch]
+        is_last, own = stage == self.last, self.own_losses.pop((stage, microbatch), None)
+        gradients = [graph.one()] if is_last else self.returned(stage, microbatch)
+        if own is not None:
+            gradients = [*gradients, torch.ones_like(own)]
         with span(kind, stage=stage, microbatch=microbatch):
             of_inputs = part(graph, gradients)
         if stage > 0:
