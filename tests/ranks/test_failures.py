@@ -214,8 +214,7 @@ def test_one_rank_skips_a_collective(world, kept):
     error = failing(world, one_skips, within=2.0)
     assert "rank 1 has finished without it" in str(error)
     rows = error.table.splitlines()
-    number = int(re.fullmatch(r"  rank  launched as number (\d+) of group world", rows[0])[1])
-    assert f"all_reduce (group world, number {number})" in str(error)
+    assert re.fullmatch(r"  rank  launched as number \d+ of group world", rows[0])
     line = rows[2].removeprefix("          test_failures.py, line ")
     launched = ["  0     all_reduce float32 [4] SUM", f"          test_failures.py, line {line}"]
     assert line.isdigit() and rows[1:3] == launched and rows[4] == launched[0].replace("0", "2", 1)
