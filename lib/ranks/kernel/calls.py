@@ -193,6 +193,7 @@ def mend(processes: Processes, regroup: bool, interrupts) -> str:
             text = f"{ranks_were(dead)} started anew: what you had made there is lost{kept}"
         else:
             text = "The ranks keep what you made on them."
-        text += " The next call works; build a DistributedDataParallel, an FSDP model or a mesh"
-        text += " again before you use it."
-    return "\n\n" + textwrap.fill(text, 88) if text else ""
+        advice = "The next call works; build a DistributedDataParallel, an FSDP model or a mesh"
+        advice += " again before you use it."
+        text += f"\n{textwrap.fill(advice, 49)}"  # as wide as a phone shows
+    return f"\n\n{text}" if text else ""

@@ -178,23 +178,22 @@ def kind_of(board: NoticeBoard, tag: int, number: int, members) -> Kind | None:
 
 
 def table(board: NoticeBoard, tag: int, number: int, members) -> str:
-    """Write rank × (collective, group, number, size, line) for one number of one group."""
+    """Write what each rank launched as one number of one group, and below it from which line.
+
+    The line of code stands below, so that the table also keeps its columns on a narrow page.
+    """
     counts = {rank: board.counts(rank).get(tag) for rank in members}
     name = next((c.name for c in counts.values() if c), "")
-    rows = [("rank", "launched", "group", "number", "at")]
+    rows = [("rank", f"launched as number {number} of group {name}")]
     for rank in members:
         entry, count = board.entry(rank, tag, number), counts[rank]
         launched = str(entry.launch) if entry else "nothing: it has not come"
         if not entry and count and count.launches > number:
             launched = "the same number, long ago"  # the board has room for the last thousand
-        rows.append(
-            (str(rank), launched, name, str(number), place_of(entry.place) if entry else "")
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+        rows.append((str(rank), launched))
+        if entry:
+            rows.append(("", f"  {place_of(entry.place)}"))
+    return "\n".join(f"  {first:<4}  {second}" for first, second in rows)
 
 
 def waiting_in(
