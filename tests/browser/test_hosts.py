@@ -8,6 +8,7 @@ import pytest
 
 from lib.course.tools.book import chapters
 from lib.course.tools.widgets import POINTER, VIEW, states
+from lib.draw.parts import style
 from tests.browser.jupyter import NAMES
 from tests.browser.seen import alive
 from tests.every import every
@@ -191,6 +192,35 @@ def test_source_keeps_its_lines_on_a_phone_and_scrolls(book_page):
     found = book_page(ranks.name, width=360).evaluate(SOURCES)
     assert found and every([space, over] == ["pre", "auto"] for space, over, _ in found)
     assert any(longer for *_, longer in found)
+
+
+# The width of each covered line of verdicts, and the letters that they are written in.
+VERDICTS = """() => [...document.querySelectorAll("article .cell_output pre")]
+    .filter((node) => node.textContent.startsWith("Not "))
+    .map((node) => {
+        const range = document.createRange(), style = getComputedStyle(node);
+        range.selectNodeContents(node);
+        const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        return [node.textContent.trimEnd().split("\\n").length, tops.size,
+            parseFloat(style.fontSize)];
+    })"""
+FIRST_IMAGE = """() => {
+    const image = document.querySelector("article img:not(.picture-still)");
+    return [image.getBoundingClientRect().width, image.naturalWidth];
+}"""
+# Names in the first of two columns that stand on more than one line, though without a space.
+SPLIT = """() => [...document.querySelectorAll("article tr > :first-child:nth-last-child(2) .pre")]
+    .filter((name) => name.getClientRects().length > 1).map((name) => name.textContent)"""
+
+
+def test_verdicts_names_and_the_first_picture_are_legible_on_a_phone(book_page):
+    page = book_page("00-ranks", width=360)
+    verdicts = page.evaluate(VERDICTS)
+    assert len(verdicts) == 5
+    assert every(lines == shown and letter >= 10 for lines, shown, letter in verdicts), verdicts
+    assert page.evaluate(SPLIT) == []
+    shown, natural = page.evaluate(FIRST_IMAGE)
+    assert style.SIZE * shown / (natural / 2) >= 10, "two pixels of the file for one"
 
 
 # --- what is stored
