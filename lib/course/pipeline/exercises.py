@@ -159,6 +159,11 @@ class Invent(Hints):
     task: str = ""
     costs: Costs = Costs(2, 2, 1)  # those of a rank, which has one stage
 
+    @property
+    def start(self) -> Schedule:
+        """The schedule from which the reader begins: ZB-H1 on four ranks, eight microbatches."""
+        return schedules.zb_h1(4, 8)
+
     def check(self, text: str, costs: Costs | None = None) -> Verdict:
         """Simulate the schedule; it must be faster than ZB-H1 and keep less than ZB-H2."""
         if not text.strip():
