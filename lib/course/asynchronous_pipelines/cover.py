@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from lib.course.asynchronous_pipelines.lessons import ROWS
+from lib.course.narrow import narrow, save
 from lib.draw import timeline
 from lib.ledger import Ledger
 from lib.predict.pipeline import schedules
@@ -24,4 +25,4 @@ def side_by_side() -> Ledger:
 
 def write(path) -> None:
     """Write the picture."""
-    timeline(side_by_side(), caption=_CAPTION, rows=ROWS).save(path)
+    save(narrow(timeline(side_by_side(), caption=_CAPTION, rows=ROWS)), path)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lib.course.narrow import narrow, save
 from lib.draw import timeline
 from lib.ledger import Ledger
 from lib.predict.data.parameter_server import ServerSettings, simulate
@@ -37,4 +38,4 @@ def side_by_side() -> Ledger:
 
 def write(path) -> None:
     """Write the picture."""
-    timeline(side_by_side(), rows=ROWS).save(path)
+    save(narrow(timeline(side_by_side(), rows=ROWS)), path)

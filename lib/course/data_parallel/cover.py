@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from lib.course.data_parallel.lessons import in_phases, on_one_axis
+from lib.course.narrow import narrow, save
 from lib.draw import timeline
-from lib.draw.parts import layout, style
+from lib.draw.parts import style
 from lib.draw.parts.marks import Mark, Still
-from lib.draw.parts.pixels import draw
-from lib.draw.parts.png import png
 from lib.ledger import Ledger
 from lib.predict.data.ddp_step import data_parallel_step
 from lib.predict.data.dp_step import data_parallel_devices_step
@@ -15,7 +14,6 @@ from lib.predict.roofline import speeds
 from lib.predict.shape import MLPShape
 
 IMAGE = "data-parallel.png"
-WIDTH = 420  # px: letters stay legible where a phone shows the picture smaller
 WIDTHS, ROWS, COUNT = (4096,) * 7, 16384, 4
 BF16 = 2  # bytes
 # What a timeline calls rank and names by its colour, in DP's own words.
@@ -59,20 +57,13 @@ def stacked(parts) -> Still:
     return Still(marks, max(picture.width for _, picture, *_ in parts), round(y))
 
 
-def _narrow(picture) -> Still:
-    """Lay out a picture for a narrow page, without its caption, which the chapter gives."""
-    kind, data = picture.live
-    return layout.still(kind, {"summary": picture.summary} | data, WIDTH, words=False)
-
-
 def write(path) -> None:
     """Write the picture."""
-    dp, ddp = (_narrow(timeline(step)) for step in dp_and_ddp())
+    dp, ddp = (narrow(timeline(step)) for step in dp_and_ddp())
     still = stacked(
         [
             ("DP: four devices of one process", dp, DP_WORDS, DP_LEGEND),
             ("DDP: four ranks, a process each", ddp, {}),
         ]
     )
-    shades = {style.PAPER} | {s for mark in still.marks for s in (mark.fill, mark.edge) if s}
-    path.write_bytes(png(draw(still, dark=False), [shade.light for shade in shades]))
+    save(still, path)

@@ -3,10 +3,8 @@
 from lib.course.data_parallel.cover import stacked
 from lib.course.data_parallel.lessons import on_one_axis
 from lib.course.fsdp.lessons import LARGE, ROWS, in_phases
+from lib.course.narrow import narrow, save
 from lib.draw import timeline
-from lib.draw.parts import style
-from lib.draw.parts.pixels import draw
-from lib.draw.parts.png import png
 from lib.ledger import Ledger
 from lib.predict.roofline import speeds
 from lib.predict.sharded.fsdp_step import fsdp_step
@@ -26,12 +24,11 @@ def without_and_with() -> list[Ledger]:
 
 def write(path) -> None:
     """Write the picture."""
-    without, prefetching = map(timeline, without_and_with())
+    without, prefetching = (narrow(timeline(step)) for step in without_and_with())
     still = stacked(
         [
             ("Each unit is gathered when it is needed", without, {}),
             ("The next unit is gathered while this one computes", prefetching, {}),
         ]
     )
-    shades = {style.PAPER} | {s for mark in still.marks for s in (mark.fill, mark.edge) if s}
-    path.write_bytes(png(draw(still, dark=False), [shade.light for shade in shades]))
+    save(still, path)

@@ -1,14 +1,12 @@
 """The cover of chapter 4: a product split by columns above the same product split by rows."""
 
 from lib.course.data_parallel.cover import stacked
+from lib.course.narrow import narrow, save
 from lib.draw import shards
-from lib.draw.parts import layout, style
+from lib.draw.parts import style
 from lib.draw.parts.marks import Still
-from lib.draw.parts.pixels import draw
-from lib.draw.parts.png import png
 
 IMAGE = "tensor-parallel.png"
-WIDTH = 420  # px: letters stay legible where a phone shows the picture smaller
 M, D, F = 2048, 25_600, 102_400  # tokens, width and hidden layer
 LAST = {"column": 1, "row": 2}  # steps of each product
 # The chapter's letters for the matrices of each product.
@@ -23,8 +21,7 @@ LETTERS = {
 def matrices(kind: str) -> Still:
     """Return the three matrices of a product on four ranks, without what each rank holds."""
     sizes = {"column": (M, D, F), "row": (M, F, D)}[kind]
-    name, data = shards(kind, *sizes, ranks=4, step=LAST[kind]).live
-    still = layout.still(name, data, WIDTH, words=False)
+    still = narrow(shards(kind, *sizes, ranks=4, step=LAST[kind]))
     (end,) = [mark.y for mark in still.marks if mark.text.startswith("rank 0 holds")]
     end -= style.LINE / 2
     kept = [m for m in still.marks if m.kind in ("box", "text") and m.y + m.h < end]
@@ -39,5 +36,4 @@ def write(path) -> None:
             ("Split by rows: an all_reduce adds the parts of z", matrices("row"), LETTERS["row"]),
         ]
     )
-    shades = {style.PAPER} | {s for mark in still.marks for s in (mark.fill, mark.edge) if s}
-    path.write_bytes(png(draw(still, dark=False), [shade.light for shade in shades]))
+    save(still, path)
