@@ -213,14 +213,18 @@ SPLIT = """() => [...document.querySelectorAll("article tr > :first-child:nth-la
     .filter((name) => name.getClientRects().length > 1).map((name) => name.textContent)"""
 
 
-def test_verdicts_names_and_the_first_picture_are_legible_on_a_phone(book_page):
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_the_first_picture_has_letters_of_ten_pixels_on_a_phone(book_page, chapter):
+    shown, natural = book_page(chapter.name, width=360).evaluate(FIRST_IMAGE)
+    assert style.SIZE * shown / (natural / 2) >= 10, "two pixels of the file for one"
+
+
+def test_verdicts_and_names_are_legible_on_a_phone(book_page):
     page = book_page("00-ranks", width=360)
     verdicts = page.evaluate(VERDICTS)
     assert len(verdicts) == 5
     assert every(lines == shown and letter >= 10 for lines, shown, letter in verdicts), verdicts
     assert page.evaluate(SPLIT) == []
-    shown, natural = page.evaluate(FIRST_IMAGE)
-    assert style.SIZE * shown / (natural / 2) >= 10, "two pixels of the file for one"
 
 
 # --- what is stored

@@ -9,6 +9,7 @@ from PIL import Image
 
 from lib.course.communicating_less import costs, lessons
 from lib.course.communicating_less.cover import side_by_side, stragglers
+from lib.course.narrow import WIDTH
 from lib.parallel.data import PowerSGD, Sign, TopK
 from lib.predict.data.parameter_server import simulate
 from tests.course.stored_chapter import main_path, stored_chapter
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_first_picture_is_what_the_cover_draws():
     notebook = stored_chapter("02-communicating-less")
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
-    assert Image.open(ROOT / "chapters" / name).size[0] > 1000
+    assert Image.open(ROOT / "chapters" / name).size[0] == 2 * WIDTH
     ledger = side_by_side()
     assert ledger.ranks == tuple(range(6)) and ledger.source == "predicted"
     ends = [max(row.end for row in ledger if (row.rank < 3) == wait) for wait in (True, False)]

@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lib.course.data_parallel import bugs, lessons
 from lib.course.data_parallel import exercises as chapter
-from lib.course.data_parallel.cover import COUNT, WIDTH, dp_and_ddp
+from lib.course.data_parallel.cover import COUNT, dp_and_ddp
 from lib.course.data_parallel.scaling import efficiencies, scaling
+from lib.course.narrow import WIDTH
 from lib.parallel.data import DistributedDataParallel
 from lib.predict.data.ddp_step import data_parallel_step
 from lib.predict.roofline import speeds

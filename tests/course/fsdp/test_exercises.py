@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from lib.course.fsdp import exercises as chapter
 from lib.course.fsdp import lessons
 from lib.course.fsdp.cover import IMAGE, without_and_with
+from lib.course.narrow import WIDTH
 from lib.predict.larger import Larger
 from lib.predict.sharded.fsdp_step import fsdp_step, hidden
 from lib.predict.sharded.prefetch import play_units
@@ -195,7 +196,7 @@ def prose(notebook):
 
 def test_the_first_picture_is_what_the_script_draws(notebook):
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
-    assert name.endswith(IMAGE) and Image.open(ROOT / "chapters" / name).size[0] > 1000
+    assert name.endswith(IMAGE) and Image.open(ROOT / "chapters" / name).size[0] == 2 * WIDTH
     without, prefetching = without_and_with()
     ends = [max(r.end for r in step.where(lane="compute")) for step in (without, prefetching)]
     assert 0.6 < ends[1] / ends[0] < 0.7  # "after two thirds of the time"
