@@ -1,7 +1,6 @@
 """Chapters as a reader works through them: exercises open, solved, and the planted bugs."""
 
 import ast
-import io
 import re
 import symtable
 from pathlib import Path
@@ -10,6 +9,7 @@ import nbformat
 import pytest
 from PIL import Image, ImageChops
 
+from lib.course.ranks import cover
 from lib.course.tools.run import execute
 from lib.course.tools.widgets import VIEW, lifeless
 from lib.draw import collective
@@ -346,11 +346,12 @@ def test_all_reduces_over_nodes_stand_beside_what_was_measured(ranks):
             assert line.split() == f"{size / 1e6:,.0f} MB {percents}".split()
 
 
-def test_the_first_picture_comes_before_any_code_and_is_what_draw_draws(ranks):
+def test_the_first_picture_comes_before_any_code_and_is_what_draw_draws(ranks, tmp_path):
     first = ranks.cells[0]
     assert first.cell_type == "markdown"
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", first.source)
-    drawn = io.BytesIO(collective("all_reduce").png())
+    drawn = tmp_path / cover.IMAGE
+    cover.write(drawn)
     pictures = [Image.open(file).convert("L") for file in (ROOT / "chapters" / name, drawn)]
     assert pictures[0].size == pictures[1].size
     difference = ImageChops.difference(*pictures).resize((64, 16))
