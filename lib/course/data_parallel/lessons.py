@@ -117,15 +117,20 @@ def all_reduced(ledger: Ledger) -> int:
 
 
 def in_bytes(sent: dict) -> str:
-    """Write the bytes of each variant, a line each: {variant: [bytes, ...]}."""
-    rows = (", ".join(f"{nbytes:,} bytes" for nbytes in each) for each in sent.values())
-    return "\n".join(f"{variant!s:<15}{row}" for variant, row in zip(sent, rows))
+    """Write what both classes send: {(forward inside, backward inside): (our bytes, theirs)}."""
+    lines = ["inside no_sync        bytes: ours  PyTorch"]
+    for inside, (ours, theirs) in sent.items():
+        names = " and ".join(name for name, is_in in zip(("forward", "backward"), inside) if is_in)
+        lines.append(f"{names or 'nothing':<22}{ours:>11,}{theirs:>9,}")
+    return "\n".join(lines)
 
 
 def in_models(held: list, nbytes: int) -> str:
     """Write what each device holds by kind, in multiples of a model of `nbytes`, a line each."""
-    multiples = ([round(size / nbytes) for size in device] for device in held)
-    return "\n".join(f"device {number}: {each}" for number, each in enumerate(multiples))
+    lines = [f"{'':<8}{'parameters':>12}{'gradients':>12}{'optimizer':>12}"]
+    for number, sizes in enumerate(held):
+        lines.append(f"device {number}" + "".join(f"{round(size / nbytes):>12}" for size in sizes))
+    return "\n".join(lines)
 
 
 def calls(runs: dict[str, Ledger], nbytes: int) -> str:
@@ -133,9 +138,9 @@ def calls(runs: dict[str, Ledger], nbytes: int) -> str:
 
     The first step has one all-reduce, because one bucket holds all gradients. Gradients are
     compared with the first run's bit for bit, and bytes held are given as multiples of the model's
-    `nbytes`.
+    `nbytes`. Exchanges that are those of the run before are not listed again.
     """
-    lines, (first, *_) = [], runs.values()
+    lines, (first, *_), before = [], runs.values(), (None, None)
     for name, run in runs.items():
         gradients, held = run.results[0]
         equal = all(map(torch.equal, gradients, first.results[0][0]))
@@ -147,8 +152,9 @@ def calls(runs: dict[str, Ledger], nbytes: int) -> str:
             "in step 2": rows[first_sum + 1 :],
         }
         lines.append(f"{name}: equal gradients {equal}, held {held / nbytes:.1f} G")
-        for part, of in parts.items():
-            lines.append(folded(f"  {part}: {_listed(of)}", "    "))
+        listed = [folded(f"  {part}: {_listed(of)}", "    ") for part, of in parts.items()]
+        lines += [f"  the same exchanges as {before[0]}"] if listed == before[1] else listed
+        before = name, listed
     return "\n".join(lines)
 
 

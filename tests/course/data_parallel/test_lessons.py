@@ -1,9 +1,11 @@
 """Chapter 1's small experiments: what each shows on real ranks."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lib.course.data_parallel import lessons, wall_clock
+from lib.parallel.data import DistributedDataParallel
 from lib.predict.data.bucket_overlap import fly
 from lib.predict.data.buckets import limits_of
 from lib.predict.data.ddp_step import data_parallel_step, parts_of_step
@@ -11,10 +13,12 @@ from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
 from lib.predict.step import averaged_backward, forward, gradient_seconds, update
 from lib.ranks import RankError
+from lib.single import GPT, Batches, next_token_loss, share
 from tests.course.machine import Machine
 from tests.every import every
 
 fp32 = speeds("H100", "NVLink4", "fp32")
+SMALL = GPTShape(width=32, layers=2, heads=2, sequence=16)
 
 
 @pytest.fixture
@@ -146,6 +150,24 @@ def test_recordings_on_one_axis_are_equally_long():
     short, long = lessons.on_one_axis(one, two)
     assert short.makespan == pytest.approx(long.makespan) and long == two
     assert len(short) == len(one) + 1 and short[-1].lane == "wait" and short[-1].seconds == 0
+
+
+def weights_after(loss_factor, eps):
+    ddp, batches = DistributedDataParallel(GPT(SMALL).double()), Batches(16, 16)
+    optimizer = torch.optim.AdamW(ddp.parameters(), 0.003, eps=eps)
+    for batch in (batches[number] for number in range(5)):
+        optimizer.zero_grad()
+        x, y = share(batch, dist.get_rank(), 4)
+        (loss_factor * next_token_loss(ddp(x), y)).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in ddp.parameters()])
+
+
+def test_adamw_sees_a_forgotten_division_only_in_epsilon(world):
+    """With an epsilon four times as large, the sum of four gradients gives the mean's weights."""
+    mean = world.run(weights_after, 1, 1e-8)[0]
+    assert not torch.equal(world.run(weights_after, 4, 1e-8)[0], mean)
+    assert torch.equal(world.run(weights_after, 4, 4e-8)[0], mean)
 
 
 def test_messages_fit_a_narrow_screen():

@@ -57,6 +57,27 @@ def test_over_ethernet_32_gpus_are_slower_than_16():
     assert speed_ups[32] < speed_ups[16] < 16 and max(speed_ups.values()) == speed_ups[16]
 
 
+def test_weak_scaling_over_ethernet_waits_for_the_one_link_of_a_node():
+    """31 % on 16 GPUs and 16 % on 512: all-reduces of 40 and 78 ms beside 14 ms of computation."""
+    rows = {row.ranks: row.weak for row in scaling.scaling(lessons.GPT2, "Ethernet 100", 1)}
+    assert (f"{rows[16]:.0%}", f"{rows[512]:.0%}") == ("31%", "16%")
+    for ranks, milliseconds in ((16, 40), (512, 78)):
+        nodes = ranks // 8
+        bytes_only = 2 * (nodes - 1) / nodes * lessons.GPT2.nbytes() / 12.5e9
+        hardware = scaling.cluster(ranks, "Ethernet 100", 1)
+        moving = hardware.moving("all_reduce", ranks, lessons.GPT2.nbytes())
+        assert round(1e3 * bytes_only) == milliseconds
+        assert moving == pytest.approx(bytes_only, rel=0.01)
+        step = scaling.overlapped_step(lessons.GPT2, 8, ranks, "Ethernet 100", 1)
+        assert round(1e3 * (step.makespan - exposed(step))) == 14
+
+
+def test_the_data_sheets_promise_a_bus_bandwidth_of_about_400_gb_a_second():
+    size, hardware = 2**30, scaling.cluster(256, "EFA 400", 8)
+    rate = 2 * 255 / 256 * size / hardware.moving("all_reduce", 256, size)
+    assert 390e9 < rate < 410e9
+
+
 def test_the_published_run_begins_with_itself():
     """16 layers of 4·2048² + 3·2048·8192 weights and the embedding: 1.34 billion, tied."""
     layer = 4 * 2048**2 + 3 * 2048 * 8192
