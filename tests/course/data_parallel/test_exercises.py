@@ -240,7 +240,7 @@ def test_scaling_is_told_as_the_table_shows_it(notebook):
     assert rows[3][1:] == [7.9, 98, 95] and rows[-1][2] < 50 < 90 < rows[-1][3]
     weak = efficiencies({"E": scaling(lessons.GPT2, "Ethernet 100", 1)})["weak, E"]
     of = {count: f"{100 * share:.0f} % on {count}" for count, share in zip(*weak)}
-    words = f"it is {of[16]} GPUs and {of[512]}: at 100 Gb/s"
+    words = f"Over Ethernet it is {of[16]} GPUs and {of[512]}, because everything"
     assert cell_with(notebook, words)
     errors = re.findall(r"([+-]\d+)%", shown(notebook, "in published()"))
     hidden, exposed = ([int(x) for x in errors[n::2]] for n in (0, 1))
