@@ -19,6 +19,7 @@ from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss, share
 from lib.single.batches import COURSE
 
 SMALL_GPT = GPTShape(width=32, layers=1, heads=2, sequence=16)
+GPT_SHAPES = [parameter.shape for parameter in SMALL_GPT.parameters]
 NETWORK, ROWS = MLPShape((6, 24, 24, 24, 3)), 8
 SEEDS = (0, 1, 2)
 D = 64  # columns of the table of word vectors
