@@ -134,12 +134,12 @@ class _Line(Hints):
                 )
         mean, ends = sum(starts) / world.size, [end for end, _ in answers]
         held = ", ".join(f"{end:.2f}" for end in ends)
-        lines = [f"  after {self.rounds} rounds the ranks hold: {held}"]
+        lines = [f"  after {self.rounds} rounds, the ranks", f"  hold: {held}"]
         lines.append(f"  the mean of what they started with: {mean:.2f}")
         for rank in range(world.size):
             row = sum(answers[rank][1].values())
             column = sum(weights.get(rank, 0.0) for _, weights in answers)
-            lines.append(f"  rank {rank}: its row adds up to {row:.2f}, its column to {column:.2f}")
+            lines.append(f"  rank {rank}: row adds up to {row:.2f}, column to {column:.2f}")
         text = "\n".join(lines)
         if all(abs(end - mean) < 0.01 for end in ends):
             return Verdict(True, f"Solved: all ranks hold the mean.\n{text}")

@@ -146,7 +146,7 @@ def test_repair_from_start_to_solution(world):
     start = check(equal_weights, world)
     assert not start.solved and "The ranks agree, but not on the mean." in start.text
     assert "hold: 20.00, 20.00, 20.00, 20.00" in start.text and "started with: 25.00" in start.text
-    assert "rank 0: its row adds up to 1.00, its column to 0.83" in start.text
+    assert "rank 0: row adds up to 1.00, column to 0.83" in start.text
     assert "Rank 0 has a weight for rank 2, which is not" in check(with_everybody, world).text
     assert "The ranks do not agree." in check(alone, world).text
     assert check(unbegun, world).text.startswith("Not solved yet")
