@@ -59,23 +59,25 @@ def traffic(
 def _routes(ledger: Ledger) -> Routes:
     """Bytes, messages and calls of each operation and group, from whom to whom."""
     found: Routes = {}
-    by = ("rank", "op", "group", "members", "bytes", "peer")
+    by = ("rank", "op", "group", "members", "bytes", "peer", "parts")
     for total in ledger.where(lane="comm").totals(by):
-        rank, op, group, members, size, peer = total.of.values()
-        for other, moved, messages in _ways(op, rank, members, size, peer):
+        rank, op, group, members, size, peer, parts = total.of.values()
+        for other, moved, messages in _ways(op, rank, members, size, peer, parts):
             count = found.setdefault((op, group, rank, other), [0, 0, 0])
             for i, amount in enumerate((moved, messages, 1)):
                 count[i] += amount * total.count
     return found
 
 
-def _ways(op: str, rank: int, members, size: int, peer: int) -> list[tuple[int, int, int]]:
+def _ways(op: str, rank: int, members, size: int, peer: int, parts) -> list[tuple]:
     """To whom one call on one rank sends: (rank, bytes, messages) each."""
     n = len(members)
     if op == "send":
         return [(peer, size, 1)]
     if op in ("recv", "barrier") or n < 2:
         return []
+    if parts:
+        return [(m, part, 1) for m, part in zip(members, parts) if m != rank]
     root, after = peer if peer in members else members[0], members[(members.index(rank) + 1) % n]
     if op in _STRAIGHT:
         others = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lib.ledger.columns import Words, intern, join, keys, numbers, take
+from lib.ledger.columns import TUPLES, Words, intern, join, keys, numbers, take
 
 
 def read(values_by_name: dict, types: dict, defaults: dict) -> dict:
@@ -34,11 +34,7 @@ def read(values_by_name: dict, types: dict, defaults: dict) -> dict:
 def _size(name: str, values) -> int | None:
     """Return how many rows `values` has; None for one value that stands for every row."""
     one_group = isinstance(values, tuple) and all(isinstance(v, (int, np.integer)) for v in values)
-    if (
-        isinstance(values, str)
-        or not hasattr(values, "__len__")
-        or (name == "members" and one_group)
-    ):
+    if isinstance(values, str) or not hasattr(values, "__len__") or (name in TUPLES and one_group):
         return None
     return len(values.codes if isinstance(values, Words) else values)
 
@@ -47,7 +43,7 @@ def _words(name: str, values) -> Words:
     if isinstance(values, Words):
         return values
     values = values.tolist() if isinstance(values, np.ndarray) else values
-    return intern([tuple(ranks) for ranks in values] if name == "members" else values)
+    return intern([tuple(each) for each in values] if name in TUPLES else values)
 
 
 def check(columns: dict, lanes: tuple[str, ...]) -> None:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+TUPLES = ("members", "parts")  # columns whose values are tuples of numbers
+
 
 class Words(NamedTuple):
     """Holds a column of repeated values: the value of row i is `words[codes[i]]`."""

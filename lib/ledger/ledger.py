@@ -45,6 +45,7 @@ class Row:
     stage: int = -1
     microbatch: int = -1
     note: str = ""  # "slipped 12 ms", "ring"
+    parts: tuple[int, ...] = ()  # of an uneven all_to_all: the bytes for each member, in order
 
     @property
     def seconds(self) -> float:
@@ -209,7 +210,7 @@ class Ledger(Sequence):
         return tuple(np.unique(self.columns["rank"]).tolist())
 
     def to_numpy(self) -> np.ndarray:
-        """Return a structured array with Row's fields; words are text, members are tuples."""
+        """Return a structured array with Row's fields; words are text, members and parts tuples."""
         columns = {name: self.column(name) for name in NAMES}
         columns |= {name: columns[name].astype(str) for name in ("lane", "op", "group", "note")}
         return np.rec.fromarrays(list(columns.values()), names=list(NAMES))

@@ -4,7 +4,7 @@ import json
 from itertools import count
 from math import isnan
 
-from lib.ledger.columns import Words
+from lib.ledger.columns import TUPLES, Words
 
 FORMAT = "many-ranks-ledger-1"
 
@@ -93,5 +93,9 @@ def from_trace(text: str) -> tuple[list[dict], dict]:
             f"This trace was not written by a ledger, because its format is not {FORMAT!r}."
         )
     rows = [event.get("row") or event.get("args", {}) for event in document["traceEvents"]]
-    rows = [row | {"members": tuple(row["members"])} for row in rows if "lane" in row]
+    rows = [
+        row | {name: tuple(row[name]) for name in TUPLES if name in row}
+        for row in rows
+        if "lane" in row
+    ]
     return rows, {"source": other["source"], "meta": other["meta"]}

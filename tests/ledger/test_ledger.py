@@ -27,7 +27,8 @@ def some_rows(seed=0, ranks=4, steps=12):
             )  # fmt: skip
             rows.append(
                 Row(rank, "comm", "all_gather", end, done + 1, group="dp", members=pair,
-                    number=step, bytes=32, note="ring" if step % 3 else "")
+                    number=step, bytes=32, note="ring" if step % 3 else "",
+                    parts=(20, 12) if step % 2 else ())
             )  # fmt: skip
             rows.append(Row(rank, "wait", "all_reduce", end, done, bytes=64 * (step + 1)))
             rows.append(Row(rank, "memory", "parameters", done, done, bytes=1000 + step))

@@ -7,12 +7,17 @@ from lib.predict.collectives.formulas import collective
 
 
 def sent(ledger: Ledger) -> list[int]:
-    """Return the bytes that each rank sent: its messages, and for collectives what a ring sends."""
+    """Return the bytes that each rank sent: its messages, and for collectives what a ring sends.
+
+    An uneven all_to_all counts as recorded, without the part that stays.
+    """
     ranks = ledger.meta.get("ranks") or max(ledger.ranks, default=-1) + 1
     amounts = [0] * ranks
     for row in ledger.where(lane="comm"):
         if row.op == "send":
             amounts[row.rank] += row.bytes
+        elif row.parts:
+            amounts[row.rank] += sum(row.parts) - row.parts[row.members.index(row.rank)]
         elif row.op != "recv":
             amounts[row.rank] += round(collective(row.op, len(row.members), row.bytes).bytes)
     return amounts

@@ -22,7 +22,7 @@ from lib.ranks.observed.coalescing import Batches
 from lib.ranks.observed.gpu_staging import Staged, elsewhere
 from lib.ranks.observed.messages import Messages
 from lib.ranks.observed.observed_work import NOT_SLICED, Finished, ObservedWork, ended
-from lib.ranks.observed.signature import fits, flat
+from lib.ranks.observed.signature import fits, flat, unequal_parts
 from lib.ranks.shared.notice_board import tag_of
 from lib.ranks.shared.notice_slots import Kind, Launch
 from lib.ranks.state import gpu_streams
@@ -136,7 +136,8 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
         if self._differs(self.tag, number, launch, splits):
             message = f"{op} number {number} of group {self.label} differs between ranks."
             raise self._refusal(message, self.tag, number, self.members)
-        return self._go(op, nbytes, call, self.tag, number, self.members, root)
+        parts = unequal_parts(splits[: len(splits) // 2], nbytes)
+        return self._go(op, nbytes, call, self.tag, number, self.members, root, parts)
 
     def _differs(self, tag, number, launch: Launch, splits=()) -> bool:
         """True if another member launched something else under the same number."""
@@ -183,9 +184,11 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
             board.post(rank, tag, number, launch, place, time.monotonic_ns(), splits)
             board.count(rank, tag, number + 1, members, name, launch.kind, scope, source)
 
-    def _go(self, op, nbytes, call, tag, number, members, peer=-1):
+    def _go(self, op, nbytes, call, tag, number, members, peer=-1, parts=()):
         """Launch what was noted; give the work to wait for."""
-        launch = functools.partial(self._launch, op, nbytes, call, tag, number, members, peer)
+        launch = functools.partial(
+            self._launch, op, nbytes, call, tag, number, members, peer, parts
+        )
         if self.due is not None:
             return self.due.append(launch)
         work, event = launch()
@@ -210,13 +213,13 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
         beside = self.streamed and not getattr(call, "streamed", False)
         return time.monotonic_ns() if beside else this_rank.now()
 
-    def _launch(self, op, nbytes, call, tag, number, members, peer):
+    def _launch(self, op, nbytes, call, tag, number, members, peer, parts):
         """Launch an operation; give its work, and the event that a recording keeps of it."""
         event = None
         if this_rank.recording:
             event = this_rank.recording.note(
                 "comm", op, self._now(call), group=self.label, members=members, number=number,
-                bytes=nbytes, peer=peer,
+                bytes=nbytes, peer=peer, parts=parts,
             )  # fmt: skip
         if self.streamed:  # NCCL connects two ranks at their first message, in this call
             this_rank.waiting(tag, number)

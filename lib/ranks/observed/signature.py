@@ -108,6 +108,13 @@ def _splits(n: int, outputs, inputs, args) -> tuple[list[int], list[int]]:
     return [t.numel() for t in inputs], [t.numel() for t in outputs]
 
 
+def unequal_parts(into, nbytes: int) -> tuple[int, ...]:
+    """Return the bytes that go to each member; () where all get as much, `nbytes` in all."""
+    if len(set(into)) < 2:
+        return ()
+    return tuple(nbytes * entries // sum(into) for entries in into)
+
+
 def _list(numbers) -> str:
     return ",".join(map(str, numbers))
 

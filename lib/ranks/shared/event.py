@@ -22,6 +22,7 @@ class Event:
     peer: int = -1
     stage: int = -1
     microbatch: int = -1
+    parts: tuple[int, ...] = ()
     note: str = ""  # the reader's own words
     flop: int | None = None  # arithmetic that slow motion counted; None for a span of the reader's
     late: float = 0  # ns by which the real work was later than slow motion allowed for

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lib.course.checks.sent_bytes import sent
+from lib.draw import traffic
 from lib.ranks import span
 from tests.every import every
 
@@ -254,3 +256,26 @@ def test_a_recording_without_observation_would_see_nothing(worlds):
 
 def around():
     dist.group.WORLD.inner.allreduce([torch.ones(4)]).wait()
+
+
+# What an uneven all_to_all sends to each member.
+
+
+def uneven(counts):
+    rank = dist.get_rank()
+    sent, received = counts[rank], [row[rank] for row in counts]
+    dist.all_to_all_single(torch.empty(sum(received), 3), torch.ones(sum(sent), 3), received, sent)
+
+
+def test_an_uneven_all_to_all_says_what_goes_to_each_member(worlds):
+    counts = [[1, 0, 4], [2, 2, 2], [0, 0, 0]]
+    ledger = worlds(3).record(uneven, counts)
+    rows = [ledger.where(lane="comm", rank=rank)[0] for rank in range(3)]
+    assert [row.bytes for row in rows] == [12 * sum(row) for row in counts]
+    # Equal parts need no list, and nothing is equal parts of nothing.
+    assert [row.parts for row in rows] == [(12, 0, 48), (), ()]
+    assert sent(ledger) == [48, 48, 0]
+    routes = traffic(ledger).live[1]["routes"]
+    assert {(a, b): size for _, _, a, b, size, *_ in routes if size} == {
+        (a, b): 12 * counts[a][b] for a in range(3) for b in range(3) if a != b and counts[a][b]
+    }
