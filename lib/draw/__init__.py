@@ -9,6 +9,7 @@ from lib.draw.guess import guess
 from lib.draw.memory import memory
 from lib.draw.partition import partition
 from lib.draw.parts.picture import Picture
+from lib.draw.routing import routing
 from lib.draw.schedule import schedule
 from lib.draw.shards import shards
 from lib.draw.states import states
@@ -27,6 +28,7 @@ __all__ = [
     "guess",
     "memory",
     "partition",
+    "routing",
     "schedule",
     "shards",
     "states",

@@ -11,6 +11,7 @@ from lib.draw import (
     guess,
     memory,
     partition,
+    routing,
     schedule,
     shards,
     states,
@@ -29,6 +30,7 @@ from lib.predict.pipeline.schedules import one_f_one_b, pipedream, zb_h1
 from lib.predict.pipeline.versions import weight_versions
 from tests.browser.same import crowded, same
 from tests.browser.test_traffic import mixed
+from tests.draw.recorded_routes import runs
 from tests.predict.allocator.lives import checkpointed
 
 PAPER = Costs(1e-3, 1e-3, 1e-3, send=1e-4, activation=50_000_000)
@@ -48,6 +50,7 @@ PICTURES = {
         {"ZB-H1": play(zb_h1(2, 8), PAPER).ledger, "1F1B": play(one_f_one_b(4, 8), PAPER).ledger}
     ),
     "partition": lambda: partition([3, 1, 2, 2], ("equal", equal([3, 1, 2, 2], 2)), unit=""),
+    "routing": lambda: routing(runs(), capacity=1.25),
     "schedule": lambda: schedule("interleaved", 8, 8, 2, par=60, limit=5),
     "shards": lambda: shards("row", step=1),
     "shards on a cube": lambda: shards("3d", step=3),

@@ -84,7 +84,8 @@ def test_rows_hold_plain_python_values(rows):
     kinds = {name: type(getattr(row, name)) for name in NAMES}
     assert kinds == {
         name: int if name in ("rank", "number", "bytes", "peer", "stage", "microbatch")
-        else float if name in ("start", "end", "arrived") else tuple if name == "members" else str
+        else float if name in ("start", "end", "arrived")
+        else tuple if name in ("members", "parts") else str
         for name in NAMES
     }  # fmt: skip
 
