@@ -8,11 +8,11 @@ and a capacity of C drops the share E[max(X - C, 0)] / (k·N/E). The deviation d
 √((E/k - 1)/N): with fewer tokens, or more experts, the same capacity factor drops more.
 """
 
-from math import ceil, sqrt
+from math import ceil, comb, sqrt
 
 import numpy as np
 
-from lib.predict.arguments import real, whole
+from lib.predict.arguments import equal_share, real, whole
 
 
 def probabilities(tokens: int, experts: int, k: int) -> np.ndarray:
@@ -44,6 +44,17 @@ def batch_of_an_expert(tokens: int, experts: int, k: int, ranks: int = 1) -> flo
     Shazeer et al. 2017 (arXiv 1701.06538), section 3.1, call it the shrinking batch problem.
     """
     return whole(tokens, "tokens") * _share(experts, k) * whole(ranks, "The number of ranks")
+
+
+def nodes_reached(experts: int, k: int, nodes: int) -> float:
+    """Return on how many of `nodes` nodes the k experts of a token lie, on average.
+
+    Every choice of k different experts is as likely. An exchange that sends a token once to each
+    node, and there copies it for its experts, sends so many rows in place of k.
+    """
+    _share(experts, k)
+    each = equal_share(experts, nodes, "There are {} experts", "{} nodes")
+    return nodes * (1 - comb(experts - each, k) / comb(experts, k))
 
 
 def _share(experts: int, k: int) -> float:

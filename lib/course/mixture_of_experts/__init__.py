@@ -1,0 +1,1 @@
+"""What chapter 8 needs beside the library: its cover, its lessons and its exercises."""

@@ -1,0 +1,165 @@
+"""The exercises of chapter 8: predict, write, repair, and a rule that keeps the load even."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from statistics import mean, median
+
+import torch
+
+from lib.course.checks.numbers import Numbers
+from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.verdict import Hints, Verdict
+from lib.course.mixture_of_experts.training import EXPERTS, SEEDS, WAYS, trained
+from lib.predict.expert.traffic import even_rows
+
+# --- predict
+
+RANKS, TOKENS, WIDTH, K = 8, 4096, 4096, 2
+BUSY, OTHERS, FACTOR = 2048, 7, 1.25  # rows of one expert of 8, and what a capacity leaves
+ROWS = 8192
+CAPACITY = ceil(FACTOR * ROWS / 8)
+
+predict = Numbers(
+    name="predict",
+    task="Put a number in place of each None.",
+    answers={
+        "dispatch": round(even_rows(TOKENS, K, RANKS) * WIDTH * 2 / 1e6, 1),
+        "capacity": CAPACITY,
+        "dropped": round(100 * (BUSY - CAPACITY) / ROWS, 2),
+    },
+    hints=(
+        "Each token is sent as 2 rows, and of 8 rows 7 leave their rank.",
+        "A row has 4,096 numbers of 2 bytes. The capacity is 1.25 times the mean load of an expert.",
+        "Only the busy expert has more rows than the capacity, because the others share the rest.",
+    ),
+)
+
+
+# --- write
+
+
+def _rows(ranks: int, size: int) -> list[tuple]:
+    """Return for each rank rows [n, 3], the rank that each goes to [n], and the rank's factor."""
+    inputs = []
+    for rank in range(ranks):
+        draw = torch.Generator("cpu").manual_seed(10 * size + rank)
+        rows = torch.randn(size, 3, generator=draw, dtype=torch.float64, device="cpu")
+        to = torch.randint(ranks, (size,), generator=draw, device="cpu")
+        if size > 4:
+            to[to == ranks - 1] = 0  # the last rank gets no row
+        inputs.append((rows, to, rank + 2.0))
+    return inputs
+
+
+def _returned(inputs) -> list:
+    factors = torch.tensor([factor for *_, factor in inputs], dtype=torch.float64)
+    return [rows * factors[to][:, None] for rows, to, _ in inputs]
+
+
+write = Exercise(
+    name="write",
+    task="Fill in the body of `my_layer`: return each row as the rank in `to` has computed it.",
+    inputs=_rows,
+    reference=_returned,
+    sizes=(4, 12),
+    words="{} rows on each rank",
+    hints=(
+        "`order = to.argsort(stable=True)` puts the rows in the order of their ranks, and "
+        "`torch.bincount(to, minlength=P)` counts them.",
+        "A rank must know how many rows come from each other: send the counts first, with "
+        "`collectives.all_to_all(counts)`.",
+        "`collectives.all_to_all(rows, sent=..., received=...)` takes lists of numbers. On the way "
+        "back the two change places.",
+        "Put the rows back into their places: `y[order] = back`.",
+    ),
+)
+
+
+# --- repair
+
+
+def _layers(ranks: int, size: int) -> list[tuple]:
+    """Return for each rank the scores [L, N, 4] and chosen experts [L, N] of some layers.
+
+    Each layer has a favourite of its own, so that all layers together look even.
+    """
+    inputs = []
+    for rank in range(ranks):
+        draw = torch.Generator("cpu").manual_seed(100 * size + rank)
+        logits = torch.randn(size, 16, 4, generator=draw, dtype=torch.float64, device="cpu")
+        logits += 3 * torch.eye(4, dtype=torch.float64, device="cpu")[torch.arange(size) % 4, None]
+        scores = logits.softmax(-1)
+        inputs.append((scores, scores.argmax(-1)))
+    return inputs
+
+
+def _balance_of_layers(inputs) -> list:
+    results = []
+    for scores, chosen in inputs:
+        losses = []
+        for own, experts in zip(scores, chosen):
+            share = torch.bincount(experts.flatten(), minlength=4) / experts.numel()
+            losses.append(4 * (share * own.mean(0)).sum())
+        results.append(sum(losses) / len(losses))
+    return results
+
+
+repair = Exercise(
+    name="repair",
+    task="Repair `my_loss`: return the mean over layers of each layer's balance loss.",
+    inputs=_layers,
+    reference=_balance_of_layers,
+    sizes=(1, 4),
+    words="{} layers",
+    hints=(
+        "With one layer the program is right. What does it compute of four layers that each have "
+        "another favourite?",
+        "A sum of products is not the product of sums: compute f, P and their product for each "
+        "layer alone.",
+        "`for own, experts in zip(scores, chosen):` goes through the layers; return the mean.",
+    ),
+)
+
+
+# --- going further: a rule that keeps the load even
+
+
+@dataclass
+class Rule(Hints):
+    """Judges a rule by drops and by the loss, over three seeds, against the library's bias."""
+
+    task: str = "Fill in the body of `my_rule`: change `layer.gate.bias` by the counts."
+
+    def check(self, rule: Callable | None = None) -> Verdict:
+        """Train with the rule and with the bias, and compare their drops and losses."""
+        if rule is None:
+            return self._open("no rule is there", self.task)
+        try:
+            own = [trained({}, 0.0, seed, rule) for seed in SEEDS]
+        except Exception as error:
+            return self._not_yet(f"The rule failed: {type(error).__name__}: {error}")
+        par = [trained(*WAYS["bias"], seed) for seed in SEEDS]
+        dropped, at_par = (mean(run.dropped(FACTOR) for run in runs) for runs in (own, par))
+        loss, loss_at_par = (median(run.loss() for run in runs) for runs in (own, par))
+        words = (
+            f"A capacity factor of {FACTOR} would drop {dropped:.1%} of the tokens; with the "
+            f"library's bias it drops {at_par:.1%}.\nThe median loss of three seeds is "
+            f"{loss:.3f}; with the library's bias it is {loss_at_par:.3f}."
+        )
+        if dropped > 0.7:
+            return self._open("the load is as without a rule", f"{self.task}\n{words}")
+        good = dropped <= at_par and loss <= loss_at_par + 0.05
+        return Verdict(True, f"Solved. {words}") if good else self._not_yet(words)
+
+
+invent = Rule(
+    name="invent",
+    hints=(
+        "`counts` [E] are the tokens of each expert in this step. An expert with too many needs a "
+        "lower bias.",
+        "The library adds the same amount whatever the difference is. What if the step is larger "
+        "where the load is further from the mean?",
+        "`(counts.mean() - counts) / counts.sum()` is the difference as a share. Try a few rates.",
+    ),
+)

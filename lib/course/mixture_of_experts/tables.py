@@ -1,0 +1,93 @@
+"""Tables of chapter 8, predicted and published: models, small batches, two hops, links."""
+
+from lib.predict import hardware
+from lib.predict.expert.load import batch_of_an_expert, nodes_reached
+from lib.predict.expert.models import MODELS
+from lib.predict.expert.seconds import exchange, hidden_size_that_covers
+from lib.predict.roofline import speeds
+
+# One layer of DeepSeek-V3 (arXiv 2412.19437, section 4.2): width, hidden size, experts, k.
+WIDTH, HIDDEN, EXPERTS, K = 7168, 2048, 256, 8
+TOKENS = 4096  # of a GPU
+# Published by DeepSeek-AI for H800 GPUs with one 400 Gbit/s card each: nodes of 8 GPUs, then
+# GB/s of dispatch and of combine. "Logical": rows that stay in their node count too.
+# Source: README of github.com/deepseek-ai/DeepEP, section Performance, commit 0297fc8.
+DEEP_EP = {2: (90, 81), 4: (61, 61)}
+
+
+def published_models() -> str:
+    """Write parameters of models, all and active, as printed and as their shapes give them."""
+    lines = [f"{'10⁹ parameters':<14}{'all':>14}{'for a token':>17}",
+             f"{'':<14}{'printed':>9}{'ours':>8}{'printed':>9}{'ours':>8}"]  # fmt: skip
+    for model in MODELS:
+        printed = [f"{value / 1e9:,.1f}" if value else "" for value in model.published]
+        ours = f"{model.total / 1e9:,.1f}", f"{model.active / 1e9:,.1f}"
+        cells = [cell for pair in zip(printed, ours) for cell in pair]
+        lines.append(
+            f"{model.name:<14}" + "".join(f"{c:>{w}}" for c, w in zip(cells, (9, 8, 9, 8)))
+        )
+    return "\n".join(lines)
+
+
+def shrinking_batch(gpus=(1, 8, 64)) -> str:
+    """Write the rows of an expert of DeepSeek-V3, by the GPUs whose tokens it gets, and its rate.
+
+    The rate is that of a product of these rows by one matrix of the expert: a share of the peak of
+    an H100, by its roofline in bf16.
+    """
+    device = speeds("H100")
+    lines = ["GPUs  rows of an expert  FLOP/byte  of peak"]
+    for ranks in gpus:
+        rows = batch_of_an_expert(TOKENS, EXPERTS, K, ranks)
+        flop = 2 * rows * WIDTH * HIDDEN
+        nbytes = 2 * (rows * WIDTH + WIDTH * HIDDEN + rows * HIDDEN)
+        share = flop / device.peak / device.compute(flop, nbytes)
+        lines.append(f"{ranks:>4}{rows:>19,.0f}{flop / nbytes:>11.0f}{share:>9.0%}")
+    return "\n".join(lines)
+
+
+def hops(tokens=(1, 32, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
+    """Write how long one all_to_all takes, flat and in two hops, by tokens of a GPU."""
+    device = speeds("H100", "NVLink4", node=node, between="InfiniBand NDR")
+    lines = ["tokens  rows sent     flat  two hops  ratio"]
+    for n in tokens:
+        nbytes = n * K * WIDTH * 2
+        flat, two = (1e6 * exchange(way, gpus, nbytes, device) for way in ("flat", "two hops"))
+        lines.append(f"{n:>6,}{n * K:>11,}{flat:>7,.0f}µs{two:>8,.0f}µs{two / flat:>7.2f}")
+    return "\n".join(lines)
+
+
+def hidden_sizes() -> str:
+    """Write the hidden size at which an expert computes as long as its rows travel, by link."""
+    lines = ["H100, bf16        hidden size that is needed"]
+    for link in ("NVLink4", "InfiniBand NDR"):
+        peak = float(hardware.gpu("H100").peak["bf16"].value)
+        bandwidth = float(hardware.link(link).bandwidth)
+        lines.append(f"{link:<18}{hidden_size_that_covers(peak, bandwidth, matrices=3):>12,.0f}")
+    return "\n".join(lines)
+
+
+def deep_ep() -> str:
+    """Write the rates that DeepEP publishes for exchanges between nodes, and ours by the link.
+
+    With n nodes (n - 1)/n of evenly spread rows leave their node, so that a link of b bytes/s
+    carries b·n/(n - 1), counting those that stay.
+    """
+    link = float(hardware.link("InfiniBand NDR").bandwidth) / 1e9
+    lines = ["GB/s    dispatch  combine  predicted   error"]
+    for nodes, rates in DEEP_EP.items():
+        ours = link * nodes / (nodes - 1)
+        errors = " ".join(f"{ours / rate - 1:+.0%}" for rate in rates)
+        lines.append(f"8 × {nodes:<4}{rates[0]:>8}{rates[1]:>9}{ours:>11.0f}   {errors}")
+    return "\n".join(lines)
+
+
+def reached(nodes=(2, 4, 8)) -> str:
+    """Write to how many nodes a token of DeepSeek-V3 goes, if each goes once to a node."""
+    lines = ["nodes  rows that leave, of a token's 8"]
+    lines.append("       a row for each expert  one for each node")
+    for n in nodes:
+        leave = (n - 1) / n
+        once = nodes_reached(EXPERTS, K, n)
+        lines.append(f"{n:>5}{K * leave:>22.1f}{once * leave:>19.1f}")
+    return "\n".join(lines)

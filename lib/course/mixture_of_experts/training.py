@@ -1,0 +1,147 @@
+"""A small GPT with a layer of experts, trained with and without what keeps their load even.
+
+All runs have the same model, data and learning rate for a seed, and are trained in 64-bit numbers
+on the CPU with one thread, so that a choice between two experts does not depend on rounding.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from math import ceil
+from statistics import mean, median
+
+import torch
+import torch.distributed as dist
+
+from lib.predict.shape import GPTShape
+from lib.single import GPT, Batches, next_token_loss
+from lib.single.experts import MoE, auxiliary_loss, with_experts
+from lib.single.experts.balance import nudge
+
+SHAPE = GPTShape(sequence=32, width=32, heads=2, layers=1, hidden=64)
+EXPERTS, RANKS, SAMPLES, STEPS, RATE = 8, 4, 8, 200, 0.5
+SEEDS = (0, 1, 2)
+LAST = 20  # steps over which a table takes means
+SHOWN = (0, 1, 2, 3, 5, 8, 12, 16, 20, 30, 40, 50, 60, 80, 100, 120, 140, 160, 180, 199)
+# name -> options of the layer, and the rate of the bias, which 0 leaves as it is. Each token has one
+# expert; with noise it has two, because a softmax over one kept logit is 1 and has no gradient.
+WAYS = {
+    "no loss": ({}, 0.0),
+    "z-loss": ({"losses": {"z": 0.01}}, 0.0),
+    "importance loss": ({"losses": {"importance": 0.01}}, 0.0),
+    "balance loss": ({"losses": {"balance": 0.01}}, 0.0),
+    "noise, two losses": (
+        {"gate": "noisy", "k": 2, "losses": {"importance": 0.01, "load": 0.01}}, 0.0,
+    ),
+    "bias": ({}, 3e-3),
+}  # fmt: skip
+# A rule of the reader's: (layer, counts [E]) -> nothing, called after each step.
+Rule = Callable[[MoE, torch.Tensor], None]
+
+
+class Run:
+    """Holds a training of one seed.
+
+    `tables[step]` [P, E] counts the tokens of each rank that chose each expert, and `losses[step]`
+    is the loss of the model without auxiliary losses.
+    """
+
+    def __init__(self, tables: list, losses: list[float]):
+        self.tables, self.losses = tables, losses
+
+    def shares(self) -> list[float]:
+        """Return the share of all tokens that each expert had in the last steps: [E]."""
+        last = torch.tensor(self.tables[-LAST:], dtype=torch.float64).sum((0, 1))
+        return (last / last.sum()).tolist()
+
+    def dropped(self, factor: float) -> float:
+        """Return the share of the tokens that a capacity factor would drop in the last steps."""
+        loads = torch.tensor(self.tables[-LAST:], dtype=torch.float64).sum(1)
+        capacity = ceil(factor * float(loads[0].sum()) / EXPERTS)
+        return float((loads - capacity).clamp(min=0).sum() / loads.sum())
+
+    def loss(self) -> float:
+        """Return the mean loss of the last steps."""
+        return mean(self.losses[-LAST:])
+
+
+def trained(options: dict, rate: float, seed: int, rule: Rule | None = None) -> Run:
+    """Train the GPT with these options of its layer, by plain SGD; return what happened.
+
+    `rate` is the rate of the bias without a loss; `rule` replaces it.
+    """
+    with _small():
+        torch.manual_seed(seed)
+        options = {"k": 1, **options}
+        model = with_experts(GPT(SHAPE, seed=seed), EXPERTS, seed=seed, **options).double()
+        (layer,) = (part for part in model.modules() if isinstance(part, MoE))
+        optimizer = torch.optim.SGD(model.parameters(), RATE)
+        batches, tables, losses = Batches(SAMPLES, SHAPE.sequence, seed=seed), [], []
+        for step in range(STEPS):
+            inputs, targets = batches[step]
+            optimizer.zero_grad()
+            loss = next_token_loss(model(inputs), targets)
+            (loss + auxiliary_loss(model)).backward()
+            optimizer.step()
+            expert = layer.decision.assignments.expert.view(RANKS, -1)
+            tables.append([torch.bincount(e, minlength=EXPERTS).tolist() for e in expert])
+            losses.append(loss.item())
+            if rule:
+                rule(layer, layer.kept)
+            elif rate:
+                nudge(layer.gate, layer.kept, rate)
+    return Run(tables, losses)
+
+
+@contextmanager
+def _small():
+    """Compute on the CPU with one thread: for matrices this small, more are far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _on_this_rank(jobs: list[tuple]) -> list[tuple]:
+    """Train every P-th of these (name, seed), beginning with this rank's."""
+    own = jobs[dist.get_rank() :: dist.get_world_size()]
+    runs = {job: trained(*WAYS[job[0]], job[1]) for job in own}
+    return [(job, run.tables, run.losses) for job, run in runs.items()]
+
+
+def trainings(world, ways=tuple(WAYS), seeds=SEEDS) -> dict[str, dict[int, Run]]:
+    """Train with each way and seed, the runs shared out among the ranks of `world`.
+
+    Returns {way: {seed: Run}}.
+    """
+    found = {}
+    for of_rank in world.run(_on_this_rank, [(name, seed) for name in ways for seed in seeds]):
+        found |= {job: Run(*what) for job, *what in of_rank}
+    return {name: {seed: found[name, seed] for seed in seeds} for name in ways}
+
+
+def tables(runs: dict[str, dict[int, Run]]) -> dict:
+    """Return the tables at the steps in SHOWN, as the picture `routing` takes them."""
+    return {
+        name: {seed: {step: run.tables[step] for step in SHOWN} for seed, run in seeds.items()}
+        for name, seeds in runs.items()
+    }
+
+
+def compared(runs: dict[str, dict[int, Run]]) -> str:
+    """Write for each way the busiest expert's share, idle experts, drops, and the median loss.
+
+    The first three are means over seeds, and all are of the last steps. An expert is idle if it
+    has under a hundredth of an even share. Drops are those of a capacity factor of 1.25.
+    """
+    lines = [f"{'':<18}busiest  idle  dropped   loss"]
+    for name, seeds in runs.items():
+        shares = [run.shares() for run in seeds.values()]
+        busiest = mean(map(max, shares))
+        idle = mean(sum(share < 0.01 / EXPERTS for share in each) for each in shares)
+        dropped = mean(run.dropped(1.25) for run in seeds.values())
+        loss = median(run.loss() for run in seeds.values())
+        lines.append(f"{name:<18}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}{loss:>7.2f}")
+    return "\n".join(lines)
