@@ -5,11 +5,13 @@ import torch.distributed as dist
 from torch.nn.functional import gelu
 
 from lib.course import plain_gpt
+from lib.course.data_parallel.lessons import folded
 from lib.ledger import Ledger
 from lib.parallel.expert import Flat, TwoHops, expert_parallel, plain_gradients, to_plain
 from lib.predict.collectives.exchange import Exchange
 from lib.predict.expert import traffic
 from lib.predict.shape import GPTShape
+from lib.ranks import collectives
 from lib.ranks.mesh import mesh
 from lib.single import GPT, next_token_loss
 from lib.single.experts import MoE, auxiliary_loss, with_experts
@@ -137,6 +139,24 @@ def predicted(run: Ledger, rank: int) -> list[Exchange]:
     return [move for part in both for move in part if move.op == "all_to_all"]
 
 
+def expert_ratio() -> float:
+    """Return how much larger an expert's gradient is than it should be, if nothing averages it."""
+    ranks = dist.get_world_size()
+    model = expert_parallel(gpt(), average=False)
+    batch = (part.chunk(ranks)[dist.get_rank()] for part in plain_gpt.batch(SHAPE, SAMPLES))
+    step(model, *batch)
+    _, right, _ = whole()
+    (name,) = (name for name in right if name.endswith("experts.up"))
+    return (plain_gradients(model)[name].norm().cpu() / right[name].norm().cpu()).item()
+
+
+def different_splits(error: Exception) -> str:
+    """Return a RankError's first line, folded, and what each rank sends to and expects of each."""
+    rows = [line for line in error.table.splitlines() if "splits" in line]
+    rows = [line.replace("all_to_all float64 splits ", "") for line in rows]
+    return "\n".join([folded(str(error).splitlines()[0]), *rows])
+
+
 # --- two hops
 
 
@@ -172,7 +192,7 @@ def only_rows(run: Ledger) -> Ledger:
 
 
 def messages(run: Ledger, node: int = NODE) -> str:
-    """Write what rank 0 sent inside its node and to other nodes: messages, and bytes of all ranks."""
+    """Write rank 0's messages, and the bytes of all ranks: inside nodes, and between them."""
     inside, between, sizes = 0, 0, [0, 0]
     for row in only_rows(run):
         parts = row.parts or [row.bytes // len(row.members)] * len(row.members)
@@ -184,3 +204,20 @@ def messages(run: Ledger, node: int = NODE) -> str:
             if row.rank == 0:
                 inside, between = inside + (not far), between + far
     return f"{inside:>8}{between:>9}{sizes[0]:>10,}{sizes[1]:>10,}"
+
+
+# --- PyTorch's own
+
+
+def theirs(moe: MoE, x: torch.Tensor) -> bool:
+    """Send rows with PyTorch's all_to_all_single_autograd and with ours; compare both ways."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    rows, table = sorted_by_rank(moe, x)
+    sent, received = table[dist.get_rank()], [row[dist.get_rank()] for row in table]
+    ours, pytorchs = rows.detach().requires_grad_(), rows.detach().requires_grad_()
+    a = collectives.all_to_all(ours, sent=sent, received=received)
+    b = all_to_all_single_autograd(pytorchs, received, sent, dist.group.WORLD)
+    a.square().sum().backward()
+    (b * b).sum().backward()
+    return torch.equal(a, b) and torch.equal(ours.grad, pytorchs.grad)

@@ -1,9 +1,13 @@
 """Tables of chapter 8, predicted and published: models, small batches, two hops, links."""
 
+from collections.abc import Sequence
+
+from lib.ledger import Ledger
 from lib.predict import hardware
-from lib.predict.expert.load import batch_of_an_expert, nodes_reached
+from lib.predict.expert.load import batch_of_an_expert, dropped, nodes_reached
 from lib.predict.expert.models import MODELS
 from lib.predict.expert.seconds import exchange, hidden_size_that_covers
+from lib.predict.expert.step import expert_step
 from lib.predict.roofline import speeds
 
 # One layer of DeepSeek-V3 (arXiv 2412.19437, section 4.2): width, hidden size, experts, k.
@@ -27,6 +31,33 @@ def published_models() -> str:
             f"{model.name:<14}" + "".join(f"{c:>{w}}" for c, w in zip(cells, (9, 8, 9, 8)))
         )
     return "\n".join(lines)
+
+
+def active(name: str) -> float:
+    """Return the parameters that work on one token of a published model, in 10⁹."""
+    (model,) = (model for model in MODELS if model.name == name)
+    return model.active / 1e9
+
+
+def drops(tokens=(64, 256, 1024, 4096), experts: int = 8) -> str:
+    """Write what share of its tokens an even gate loses, by tokens and capacity factor."""
+    factors = (1.0, 1.25, 2.0)
+    lines = ["tokens " + "".join(f"{f'factor {f:g}':>13}" for f in factors)]
+    for n in tokens:
+        lines.append(f"{n:>6,} " + "".join(f"{dropped(n, experts, 1, f):>13.2%}" for f in factors))
+    return "\n".join(lines)
+
+
+def step_with(shares: Sequence[float], ranks: int = 4) -> Ledger:
+    """Predict a step of one layer with Mixtral's sizes on H100s, with these shares of 8 experts.
+
+    Each of the ranks has 4,096 tokens, each token one expert, and each expert two matrices.
+    """
+    tokens, each = 4096, len(shares) // ranks
+    rows = [round(sum(shares[r * each : (r + 1) * each]) * ranks * tokens) for r in range(ranks)]
+    rows[0] += ranks * tokens - sum(rows)
+    return expert_step(4096, 14_336, len(shares), 1, tokens, ranks, speeds("H100"), itemsize=2,
+                       arriving=rows)  # fmt: skip
 
 
 def shrinking_batch(gpus=(1, 8, 64)) -> str:

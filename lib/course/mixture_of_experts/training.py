@@ -22,8 +22,8 @@ EXPERTS, RANKS, SAMPLES, STEPS, RATE = 8, 4, 8, 200, 0.5
 SEEDS = (0, 1, 2)
 LAST = 20  # steps over which a table takes means
 SHOWN = (0, 1, 2, 3, 5, 8, 12, 16, 20, 30, 40, 50, 60, 80, 100, 120, 140, 160, 180, 199)
-# name -> options of the layer, and the rate of the bias, which 0 leaves as it is. Each token has one
-# expert; with noise it has two, because a softmax over one kept logit is 1 and has no gradient.
+# name -> options of the layer, and the rate of the bias, which 0 leaves as it is. Each token has
+# one expert; with noise it has two, because a softmax over one kept logit is 1, without gradient.
 WAYS = {
     "no loss": ({}, 0.0),
     "z-loss": ({"losses": {"z": 0.01}}, 0.0),
@@ -86,7 +86,8 @@ def trained(options: dict, rate: float, seed: int, rule: Rule | None = None) -> 
             tables.append([torch.bincount(e, minlength=EXPERTS).tolist() for e in expert])
             losses.append(loss.item())
             if rule:
-                rule(layer, layer.kept)
+                with torch.no_grad():
+                    rule(layer, layer.kept.double())
             elif rate:
                 nudge(layer.gate, layer.kept, rate)
     return Run(tables, losses)

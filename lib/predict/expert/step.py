@@ -3,10 +3,10 @@
     gate, sort    counts all_gather    rows all_to_all    E/P experts    all_to_all    weigh, add
     backward: the same the other way round, then the all_reduce of the gate's gradient
 
-A rank has N tokens and A = k·N rows, and with an even load as many arrive. An exchange takes as long
-as its fullest rank needs, in sending or receiving. Nothing runs beside the messages, because what
-comes next needs them. Sorting and what is done for each token alone, not for each number of it, are
-left out.
+A rank has N tokens and A = k·N rows, and with an even load as many arrive. An exchange takes as
+long as its fullest rank needs, in sending or receiving. Nothing runs beside the messages, because
+what comes next needs them. Sorting and what is done for each token alone, not for each number of
+it, are left out.
 """
 
 from collections.abc import Sequence
