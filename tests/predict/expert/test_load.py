@@ -51,3 +51,16 @@ def test_the_batch_of_an_expert_shrinks_with_experts_and_grows_with_ranks():
 def test_k_above_the_number_of_experts_is_refused():
     with pytest.raises(ValueError, match="Each token cannot choose 5 of 4 experts"):
         load.dropped(8, 4, 5, 1.0)
+
+
+@pytest.mark.parametrize(("experts", "k", "nodes"), [(256, 8, 4), (8, 2, 2), (6, 6, 3), (8, 1, 8)])
+def test_the_nodes_that_a_token_reaches(experts, k, nodes):
+    generator = np.random.default_rng(0)
+    picks = generator.random((20_000, experts)).argsort(1)[:, :k] // (experts // nodes)
+    counted = np.mean([len(set(pick)) for pick in picks.tolist()])
+    assert load.nodes_reached(experts, k, nodes) == pytest.approx(counted, rel=0.01)
+
+
+def test_nodes_share_experts_equally():
+    with pytest.raises(ValueError, match="8 experts"):
+        load.nodes_reached(8, 2, 3)

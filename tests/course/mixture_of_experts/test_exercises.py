@@ -1,0 +1,136 @@
+"""Chapter 8's checkers, from the start state over mistakes to the solution."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.course.mixture_of_experts import exercises as chapter
+from lib.ranks import collectives
+from tests.course.stored_chapter import stored_chapter
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+@pytest.fixture(scope="module")
+def text():
+    notebook = stored_chapter("08-mixture-of-experts")
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def solution(text, words, names):
+    """Run the one folded solution with these words in it, with `names` known."""
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.S) if words in b]
+    exec(block, names)
+    return names
+
+
+# --- predict
+
+
+def test_the_predicted_numbers_are_those_of_the_text(text):
+    names = {"predict": chapter.predict}
+    exec(re.search(r"```python\n(predict\.check.*?)```", text, re.S)[1], names)
+    right = {"dispatch": 7 / 8 * 2 * 4096 * 4096 * 2 / 1e6, "capacity": 1280,
+             "dropped": 100 * 768 / 8192}  # fmt: skip
+    assert chapter.predict.check(**right).solved
+    assert not chapter.predict.check(**right | {"dispatch": 8 / 7 * right["dispatch"]}).solved
+    assert chapter.predict.check().text.startswith("Not solved yet")
+
+
+# --- write
+
+
+def unbegun(rows, to, factor): ...
+
+
+def right_layer(rows, to, factor):
+    order = to.argsort(stable=True)
+    sent = torch.bincount(to, minlength=dist.get_world_size())
+    received = collectives.all_to_all(sent)
+    sent, received = sent.tolist(), received.tolist()
+    arrived = collectives.all_to_all(rows[order], sent=sent, received=received)
+    back = collectives.all_to_all(factor * arrived, sent=received, received=sent)
+    return back[order.argsort()]
+
+
+def out_of_order(rows, to, factor):
+    order = to.argsort(stable=True)
+    return right_layer(rows, to, factor)[order]
+
+
+def at_home(rows, to, factor):
+    return rows * factor
+
+
+def without_counts(rows, to, factor):
+    order = to.argsort(stable=True)
+    sent = torch.bincount(to, minlength=dist.get_world_size()).tolist()
+    return collectives.all_to_all(rows[order], sent=sent, received=sent) * factor
+
+
+def test_dispatch_and_combine(world, text):
+    assert chapter.write.check(unbegun, world).text.startswith("Not solved yet")
+    names = {"torch": torch, "dist": dist, "collectives": collectives}
+    assert chapter.write.check(solution(text, "def my_layer", names)["my_layer"], world).solved
+    assert chapter.write.check(right_layer, world).solved
+    for wrong in (out_of_order, at_home):
+        verdict = chapter.write.check(wrong, world)
+        assert not verdict.solved and "differs first" in verdict.text
+    assert "differs between" in chapter.write.check(without_counts, world).text
+
+
+def test_a_rank_gets_no_row_in_the_larger_size():
+    inputs = chapter._rows(4, 12)
+    assert not any((to == 3).any() for _, to, _ in inputs)
+
+
+# --- repair
+
+
+def balance(scores, chosen):
+    f = torch.bincount(chosen.flatten(), minlength=scores.shape[-1]) / chosen.numel()
+    return scores.shape[-1] * (f * scores.mean(0)).sum()
+
+
+def all_at_once(scores, chosen):
+    return balance(scores.flatten(0, 1), chosen.flatten())
+
+
+def test_a_loss_of_all_layers_at_once_is_right_for_one_only(world, text):
+    verdict = chapter.repair.check(all_at_once, world)
+    assert not verdict.solved and "With L = 4, rank 0 differs first" in verdict.text
+    names = {"torch": torch, "balance": balance}
+    assert chapter.repair.check(solution(text, "def my_loss", names)["my_loss"], world).solved
+
+
+# --- a rule
+
+
+def no_rule(layer, counts): ...
+
+
+def failing(layer, counts):
+    layer.gate.bias += counts[:3]
+
+
+def too_large(layer, counts):
+    layer.gate.bias += 0.1 * (counts.mean() - counts) / counts.sum()
+
+
+def the_wrong_way(layer, counts):
+    layer.gate.bias -= 0.03 * (counts.mean() - counts) / counts.sum()
+
+
+def test_a_rule_is_judged_by_drops_and_loss(text):
+    assert chapter.invent.check().text.startswith("Not solved yet")
+    assert "the bias is still 0" in chapter.invent.check(no_rule).text.replace("\n", " ")
+    assert "The rule failed: RuntimeError" in chapter.invent.check(failing).text
+    assert not chapter.invent.check(too_large).solved
+    worse = chapter.invent.check(the_wrong_way)
+    assert not worse.solved and "with the library's bias" in worse.text.replace("\n", " ")
+    assert chapter.invent.check(solution(text, "def my_rule", {})["my_rule"]).solved

@@ -1,0 +1,186 @@
+"""Chapter 8's lessons on ranks, and what its text says of its numbers."""
+
+import re
+
+import pytest
+import torch
+
+from lib.course.mixture_of_experts import cover, lessons, training, wall_clock
+from lib.predict.hardware import gpu
+from lib.ranks import RankError, collectives
+from lib.ranks.calibrate import calibrate
+from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("08-mixture-of-experts")
+
+
+@pytest.fixture(scope="module")
+def text(notebook):
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+# --- on ranks
+
+
+def test_the_experts_of_the_layer_are_its_own():
+    layer, x = lessons.layer(), lessons.tokens()
+    kept = layer.gate(x).assignments
+    expected = torch.zeros_like(x)
+    experts = lessons.experts_of(layer)
+    for token, expert, weight in zip(*kept[:3]):
+        expected[token] += weight * experts[expert](x[token])
+    assert torch.allclose(layer(x), expected)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_step_on_ranks_equals_one_device(worlds, copies):
+    run = worlds(4).record(lessons.spread, copies)
+    lines = lessons.compared(run).splitlines()
+    assert [line.split()[-1] for line in lines[:3]] == ["True"] * 3
+    if copies == 1:
+        assert lines[3].split()[-1] == "True" and lines[4].endswith("5,664 of 11,808")
+
+
+def test_what_differs_is_told(worlds):
+    run = worlds(4).record(lessons.spread)
+    loss, *rest = run.results[2]
+    run.results[2] = (loss + 1e-6, *rest)
+    assert lessons.compared(run).splitlines()[0].split()[-1] == "False"
+
+
+def test_experts_that_nobody_averages_are_too_large_by_the_ranks(worlds):
+    for ranks in (2, 4):
+        assert worlds(ranks).run(lessons.expert_ratio) == pytest.approx([float(ranks)] * ranks)
+
+
+def test_two_hops_send_fewer_messages_and_the_same_bytes_between_nodes(worlds):
+    flat, hops = (worlds(8).record(lessons.travel, nodes) for nodes in (1, 2))
+    assert flat.results == hops.results == [True] * 8
+    counts = [
+        [int(n.replace(",", "")) for n in lessons.messages(run).split()] for run in (flat, hops)
+    ]
+    assert [row[:2] for row in counts] == [[6, 8], [6, 2]]
+    assert counts[0][3] == counts[1][3] and 1.9 < counts[1][2] / counts[0][2] < 2
+
+
+def test_pytorchs_all_to_all_moves_the_same_rows(worlds):
+    assert worlds(4).run(lessons.theirs, lessons.layer(), lessons.tokens()) == [True] * 4
+
+
+def forgot(layer, x):
+    rows = layer.gate(lessons.own(x)).assignments.by_expert()
+    sent = rows.counts.view(4, -1).sum(-1).tolist()
+    return collectives.all_to_all(x[rows.token], sent=sent, received=sent)
+
+
+def test_different_splits_are_told_in_few_columns(worlds):
+    with pytest.raises(RankError) as caught:
+        worlds(4).run(forgot, lessons.layer(), lessons.tokens())
+    lines = lessons.different_splits(caught.value).splitlines()
+    assert lines[2:] == [
+        "  0     144,96,176,96>144,96,176,96",
+        "  1     128,176,112,96>128,176,112,96",
+        "  2     144,128,128,112>144,128,128,112",
+        "  3     96,144,128,144>96,144,128,144",
+    ]
+
+
+@pytest.mark.quiet
+def test_the_step_by_the_clock_is_beside_its_prediction(worlds):
+    rows = wall_clock.compared(worlds(2), calibrate(worlds(2), quiet=True), repeats=4)
+    assert [row[0] for row in rows] == ["computation", "messages", "whole step"]
+    _, predicted, measured = rows[2]
+    assert 0.4 < predicted / measured < 1.5
+
+
+def test_the_cover_is_the_first_picture(notebook, monkeypatch, tmp_path):
+    drawn = []
+    routing = cover.routing
+    monkeypatch.setattr(cover, "routing", lambda *a, **b: drawn.append(a) or routing(*a, **b))
+    cover.write(tmp_path / "cover.png")
+    ((table,),) = drawn
+    lines = shown(notebook, "training.trainings(world)").splitlines()[-8:]
+    counts = [re.search(r"\((.*)\)", line)[1].split() for line in lines]
+    assert [list(map(str, column)) for column in zip(*table)] == counts
+
+
+# --- what the text says
+
+
+def test_the_main_path_is_short(notebook):
+    cells, words = main_path(notebook)
+    assert cells <= 45 and words <= 3000
+
+
+def test_the_minutes_are_those_of_the_headings(text):
+    found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)
+    minutes = [(title, int(n)) for title, n in found]
+    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
+    main = sum(n for _, n in minutes) - later
+    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
+    before = [title for title, _ in minutes].index("PyTorch's own")
+    first = next(n for title, n in minutes if title.startswith("Exercise 1"))
+    assert sum(n for _, n in minutes[:before]) + first <= 50
+
+
+def test_the_problem_adds_up(text):
+    expert = 3 * 4096 * 14_336
+    assert round(expert / 1e6) == 176 and "176 million" in text
+    assert round(32 * 2 * expert / 1e9, 1) == 11.3 and "= 11.3 billion" in text
+    assert round(46.7 - 32 * 8 * expert / 1e9, 1) == 1.6 and "has 1.6 billion" in text
+
+
+def test_the_answers_to_the_controls_are_those_of_the_runs(text):
+    of = lambda way, seed: training.trained(*training.WAYS[way], seed).tables
+    share = lambda table: max(map(sum, zip(*table))) / 256
+    one = of("no loss", 1)
+    assert [f"{share(one[step]):.1%}" for step in (1, 0)] == ["99.2%", "36.7%"]
+    assert "has 99.2 % of the tokens after it, and 36.7 % before" in text
+    balanced = [share(table) for table in of("balance loss", 0)]
+    assert max(balanced[:20]) > 0.75 and sum(balanced[40:]) / 160 < 0.25
+    load = [sum(column) for column in zip(*of("no loss", 0)[-1])]
+    over = [max(n - 40, 0) for n in load]
+    assert [e for e, n in enumerate(over) if n] == [2, 4] and sum(n < 40 for n in load) == 6
+    assert f"That is {100 * sum(over) / 256:.1f} % of all tokens" in text
+
+
+def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, text):
+    assert "It is 12.9 billion." in shown(notebook, "active.reveal")
+    assert "It is 89 %." in shown(notebook, "training.trainings(world)")
+    table = {line[:18].strip(): line[18:].split() for line in
+             shown(notebook, "useless.reveal").splitlines()[3:]}  # fmt: skip
+    assert table["importance loss"][1] == "1.7" and "one or two experts idle" in text
+    drops = shown(notebook, "tables.drops").splitlines()
+    assert drops[1].split()[2] == "4.53%" and drops[2].split()[2] == "0.54%"
+    assert "a factor of 1.25 loses 4.5 %, and over all 256 tokens it loses 0.5 %" in text
+    spread = lambda n: round(100 * (7 / n) ** 0.5)
+    assert f"{spread(256)} % for 256 tokens, and {spread(64)} % for 64" in text
+    times = [float(n) for n in re.findall(r"([\d.]+) ms", shown(notebook, "tables.step_with"))]
+    assert 2.5 < times[0] / times[1] < 3 and "almost three times as long" in text
+    row = shown(notebook, "different_splits").splitlines()
+    assert row[2].split()[1].split(",")[1] == "96"
+    assert row[3].split()[1].split(">")[1].split(",")[0] == "128"
+    assert "Rank 0 sends 96 to rank 1, and rank 1 expects 128" in text
+    assert "[4.0, 4.0, 4.0, 4.0]" in shown(notebook, "different_splits")
+    ridge = float(gpu("H100").peak["bf16"].value) / float(gpu("H100").memory_bandwidth.value)
+    assert f"about {ridge:.0f} FLOP" in text
+
+
+def test_the_traffic_that_is_drawn_is_symmetric(notebook):
+    lines = shown(notebook, "lessons.only_rows(run)").splitlines()
+    (first,) = [n for n, line in enumerate(lines) if line.startswith("from")]
+    matrix = [re.split(r"\s{2,}", line.strip())[1:5] for line in lines[first + 1 : first + 5]]
+    assert [list(column) for column in zip(*matrix)] == matrix
+    assert "It is 2,944 bytes." in "\n".join(lines)
+
+
+def test_what_the_chapter_prints_fits_a_phone(notebook):
+    """49 characters stand beside one another on 360 px."""
+    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
+    assert len(printed) > 12
+    assert every(len(line) <= 49 for text in printed for line in text.splitlines())

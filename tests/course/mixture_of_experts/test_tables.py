@@ -1,0 +1,97 @@
+"""Chapter 8's tables say what the predictions do, and fit a phone."""
+
+import pytest
+
+from lib.course.mixture_of_experts import further, tables
+from lib.predict import hardware
+from lib.predict.expert.load import dropped
+from lib.predict.expert.models import MODELS
+from lib.predict.expert.seconds import exchange, hidden_size_that_covers
+from lib.predict.roofline import speeds
+
+ALL = [
+    tables.published_models, tables.drops, tables.shrinking_batch, tables.hops,
+    tables.hidden_sizes, tables.deep_ep, tables.reached, further.two_levels, further.ties,
+]  # fmt: skip
+
+
+def cells(text: str, after: int = 1) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()[after:]]
+
+
+@pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
+def test_a_table_fits_a_phone(table):
+    assert max(map(len, table().splitlines())) <= 49
+
+
+def test_the_parameters_are_those_of_the_models():
+    last = {line[:14].strip(): line.split()[-2:] for line in
+            tables.published_models().splitlines()[2:]}  # fmt: skip
+    for model in MODELS:
+        if model.published[1]:
+            assert last[model.name] == [f"{model.published[1] / 1e9:.1f}",
+                                        f"{model.active / 1e9:.1f}"]  # fmt: skip
+    assert tables.active("Mixtral 8x7B") == pytest.approx(12.88, abs=0.01)
+
+
+def test_drops_are_predicted_for_each_size_and_factor():
+    for n, *shares in cells(tables.drops()):
+        n = int(n.replace(",", ""))
+        assert shares == [f"{dropped(n, 8, 1, factor):.2%}" for factor in (1, 1.25, 2)]
+
+
+def test_an_expert_reaches_the_peak_with_the_tokens_of_eight_gpus():
+    rows = cells(tables.shrinking_batch())
+    assert [row[1] for row in rows] == ["128", "1,024", "8,192"]
+    assert [row[3] for row in rows] == ["40%", "100%", "100%"]
+    h100 = hardware.gpu("H100")
+    ridge = float(h100.peak["bf16"].value) / float(h100.memory_bandwidth.value)
+    assert round(ridge) == 295 and int(rows[0][2]) < ridge < int(rows[1][2])
+
+
+def test_two_hops_win_with_few_rows_and_not_with_many():
+    device = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
+    for n, rows, flat, two, ratio in cells(tables.hops()):
+        nbytes = int(n.replace(",", "")) * 8 * 7168 * 2
+        times = [exchange(way, 64, nbytes, device) for way in ("flat", "two hops")]
+        assert int(rows.replace(",", "")) == 8 * int(n.replace(",", ""))
+        assert [flat, two] == [f"{1e6 * time:,.0f}µs" for time in times]
+        assert ratio == f"{times[1] / times[0]:.2f}"
+    assert [row[4] for row in cells(tables.hops())] == ["0.16", "0.23", "0.85", "1.03"]
+
+
+def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
+    nvlink, network = (int(row[-1].replace(",", "")) for row in cells(tables.hidden_sizes()))
+    assert network == round(hidden_size_that_covers(989e12, 50e9, matrices=3), 0)
+    assert 1 < 14_336 / network < 1.1 and 6 < network / 2048 < 7 and nvlink < 2048
+
+
+def test_published_rates_are_below_what_the_links_carry():
+    assert cells(tables.deep_ep()) == [
+        ["8", "×", "2", "90", "81", "100", "+11%", "+23%"],
+        ["8", "×", "4", "61", "61", "67", "+9%", "+9%"],
+    ]
+
+
+def test_rows_that_leave_once_for_each_node():
+    first = cells(tables.reached(), 2)
+    assert first == [["2", "4.0", "1.0"], ["4", "6.0", "2.7"], ["8", "7.0", "4.6"]]
+
+
+def test_with_two_levels_a_token_leaves_once_at_most():
+    flat, two = (list(map(int, row[1:])) for row in cells(further.two_levels(), 2))
+    assert two[0] == 2 * two[1] and two[0] > flat[0] and two[1] < flat[1]
+
+
+def test_bfloat16_ties_and_float32_does_not():
+    single, half = cells(further.ties())
+    assert single[1:] == ["0.0%", "0.0%"] and half[1:] == ["2.0%", "4.0%"]
+
+
+def test_a_collapsed_gate_makes_the_step_longer():
+    even, shares = [1 / 8] * 8, [0, 0, 0.18, 0, 0.77, 0, 0, 0.05]
+    crowded, balanced = tables.step_with(shares), tables.step_with(even)
+    assert crowded.makespan > 2.5 * balanced.makespan
+    computed = [sum(r.seconds for r in crowded.where(rank=rank, lane="compute"))
+                for rank in range(4)]  # fmt: skip
+    assert computed[2] > 4 * max(computed[0], computed[3])

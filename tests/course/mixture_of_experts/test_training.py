@@ -1,0 +1,98 @@
+"""Chapter 8's trainings: what collapses and what does not, on any machine the same."""
+
+import pytest
+import torch
+
+from lib.course.mixture_of_experts import training
+from lib.course.mixture_of_experts.training import EXPERTS, LAST, RANKS, SEEDS, SHOWN, STEPS, WAYS
+from lib.single.experts import with_experts
+from tests.every import every
+
+
+@pytest.fixture(scope="module")
+def runs(worlds):
+    return training.trainings(worlds(2))
+
+
+def rows(text: str) -> dict:
+    """The cells of each way's line in what `compared` writes."""
+    return {line[:18].strip(): line[18:].split() for line in text.splitlines()[1:]}
+
+
+def test_every_way_and_seed_is_trained_once(runs):
+    assert list(runs) == list(WAYS) and every(tuple(seeds) == SEEDS for seeds in runs.values())
+    for name, seeds in runs.items():
+        of_a_step = 256 * WAYS[name][0].get("k", 1)
+        for run in seeds.values():
+            assert len(run.tables) == len(run.losses) == STEPS
+            assert every(len(t) == RANKS and len(t[0]) == EXPERTS for t in run.tables)
+            assert every(sum(map(sum, table)) == of_a_step for table in run.tables)
+
+
+def test_the_ranks_train_what_one_process_trains(runs):
+    alone = training.trained(*WAYS["balance loss"], 1)
+    assert runs["balance loss"][1].tables == alone.tables
+
+
+def test_without_a_loss_or_with_the_z_loss_one_expert_gets_nearly_everything(runs):
+    for name in ("no loss", "z-loss"):
+        assert every(max(run.shares()) > 0.7 for run in runs[name].values())
+    for name in set(WAYS) - {"no loss", "z-loss"}:
+        assert every(max(run.shares()) < 0.25 for run in runs[name].values())
+
+
+def test_the_importance_loss_leaves_experts_idle_and_the_balance_loss_none(runs):
+    idle = lambda run: sum(share < 0.01 / EXPERTS for share in run.shares())
+    assert sorted(map(idle, runs["importance loss"].values())) == [1, 2, 2]
+    assert every(idle(run) == 0 for run in runs["balance loss"].values())
+
+
+def test_the_losses_of_the_model_differ_less_between_ways_than_between_seeds(runs):
+    median = lambda way: sorted(run.loss() for run in runs[way].values())[1]
+    between_ways = max(map(median, WAYS)) - min(map(median, WAYS))
+    seeds = [run.loss() for run in runs["no loss"].values()]
+    assert between_ways < max(seeds) - min(seeds)
+
+
+def test_the_table_says_what_the_runs_did(runs):
+    cells = rows(training.compared(runs))
+    shares = [max(run.shares()) for run in runs["no loss"].values()]
+    assert cells["no loss"][0] == f"{sum(shares) / 3:.0%}"
+    assert cells["importance loss"][1] == "1.7"
+    assert [cells[name][3] for name in WAYS] == ["2.60"] * len(WAYS)
+    lost = [run.dropped(1.25) for run in runs["bias"].values()]
+    assert cells["bias"][2] == f"{sum(lost) / 3:.1%}"
+
+
+def test_drops_are_what_exceeds_the_capacity_in_the_last_steps():
+    table = [[40, 10, *[0] * 6], *[[0, 0, 1, 0, 0, 0, 1, 0]] * 3]
+    run = training.Run([[[0] * 8] * 4] + [table] * LAST, [0.0])
+    assert run.dropped(2.0) == pytest.approx((40 - 14) / 56)
+    assert run.shares()[:3] == pytest.approx([40 / 56, 10 / 56, 3 / 56])
+
+
+def test_the_picture_has_the_tables_of_the_steps_that_it_shows(runs):
+    shown = training.tables(runs)["bias"][2]
+    assert tuple(shown) == SHOWN and SHOWN[-1] == STEPS - 1
+    assert shown[20] is runs["bias"][2].tables[20]
+
+
+@pytest.mark.parametrize("name", ["no loss", "balance loss", "noise, two losses"])
+def test_rounding_does_not_change_who_is_chosen(monkeypatch, name):
+    """What another processor rounds otherwise is 100 times smaller than this."""
+    expected = training.trained(*WAYS[name], 0)
+
+    class Nudged:
+        def __init__(self, *args, **options):
+            self.model = with_experts(*args, **options)
+
+        def double(self):
+            draw = torch.Generator("cpu").manual_seed(5)
+            for p in self.model.double().parameters():
+                noise = torch.randn(p.shape, generator=draw, dtype=p.dtype, device="cpu")
+                p.data.mul_(1 + 1e-14 * noise)
+            return self.model
+
+    monkeypatch.setattr(training, "with_experts", Nudged)
+    found = training.trained(*WAYS[name], 0)
+    assert found.tables == expected.tables and found.losses != expected.losses
