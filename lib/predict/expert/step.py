@@ -37,56 +37,75 @@ def expert_step(
             f"{ranks} ranks send {ranks * a:,} rows, but arriving={came} has {len(came)} entries "
             f"and {sum(came):,} rows. Say for each rank how many of them arrive."
         )
-    time = Lockstep(ranks, speeds)
-    world = [tuple(range(ranks))]
+    step = _Step(Lockstep(ranks, speeds), n, d, f, experts, own, a, came, itemsize)
+    step.forward()
+    step.backward()
+    return step.time.ledger()
 
-    def compute(name: str, numbers: float, flop: float = 0) -> None:
-        time.compute([Operation(name, flop, round(numbers * itemsize))] * ranks)
 
-    def each(name: str, numbers: int) -> None:
-        time.compute([Operation(name, 0, r * numbers * itemsize) for r in came])
+class _Step:
+    """Runs the operations of a layer on a clock: tokens n, width d, hidden f, a rows to send."""
 
-    def product(i: int, o: int) -> None:
-        time.compute([
-            Operation("mm", 2 * r * i * o, (r * i + own * i * o + r * o) * itemsize) for r in came
+    def __init__(self, time: Lockstep, n, d, f, experts, own, a, came, itemsize):
+        self.time, self.n, self.d, self.f, self.experts = time, n, d, f, experts
+        self.own, self.a, self.came, self.itemsize = own, a, came, itemsize
+
+    def forward(self) -> None:
+        a, d = self.a, self.d
+        self._gate()
+        self._compute("index_select", 2 * a * d)
+        self._send("all_gather", len(self.came) * self.experts * COUNT)
+        self._rows_travel()
+        self._arrived("index_select", 2 * d)  # rows come by sender, and are needed by expert
+        self._product(d, self.f)
+        self._arrived("gelu", 2 * self.f)
+        self._product(self.f, d)
+        self._arrived("index_select", 2 * d)
+        self._rows_travel()
+        self._compute("mul", 2 * a * d)
+        self._compute("index_add", 3 * a * d + self.n * d)
+
+    def backward(self) -> None:
+        a, d, f = self.a, self.d, self.f
+        self._compute("index_select", 2 * a * d)
+        for _ in range(2):  # of the rows, and of their weights
+            self._compute("mul", 3 * a * d)
+        self._rows_travel()
+        self._arrived("index_add", 4 * d)
+        for _ in range(2):  # of the rows, and of the matrices
+            self._product(f, d)
+        self._arrived("gelu_backward", 3 * f)
+        for _ in range(2):
+            self._product(d, f)
+        self._arrived("index_add", 4 * d)
+        self._rows_travel()
+        self._compute("index_add", 3 * a * d + self.n * d)
+        for _ in range(2):
+            self._gate()
+        self._send("all_reduce", d * self.experts * self.itemsize)
+
+    def _compute(self, name: str, numbers: float, flop: float = 0) -> None:
+        """Run an operation that is as large on every rank."""
+        operation = Operation(name, flop, round(numbers * self.itemsize))
+        self.time.compute([operation] * len(self.came))
+
+    def _arrived(self, name: str, numbers: int) -> None:
+        """Run an operation that moves so many numbers for each row that has come."""
+        self.time.compute([Operation(name, 0, r * numbers * self.itemsize) for r in self.came])
+
+    def _product(self, i: int, o: int) -> None:
+        """Multiply the rows that have come by the matrices [I, O] of the rank's experts."""
+        self.time.compute([
+            Operation("mm", 2 * r * i * o, (r * (i + o) + self.own * i * o) * self.itemsize)
+            for r in self.came
         ])  # fmt: skip
 
-    def gate() -> None:
-        compute("mm", n * d + d * experts + n * experts, 2 * n * d * experts)
+    def _gate(self) -> None:
+        n, d, e = self.n, self.d, self.experts
+        self._compute("mm", n * d + d * e + n * e, 2 * n * d * e)
 
-    def send(op: str, nbytes: int) -> None:
-        time.wait(time.launch(op, nbytes, world))
+    def _send(self, op: str, nbytes: int) -> None:
+        self.time.wait(self.time.launch(op, nbytes, [tuple(range(len(self.came)))]))
 
-    def rows_travel() -> None:
-        send("all_to_all", max(a, *came) * d * itemsize)
-
-    gate()
-    compute("index_select", 2 * a * d)
-    send("all_gather", ranks * experts * COUNT)
-    rows_travel()
-    each("index_select", 2 * d)  # rows come by sender, and are needed by expert
-    product(d, f)
-    each("gelu", 2 * f)
-    product(f, d)
-    each("index_select", 2 * d)
-    rows_travel()
-    compute("mul", 2 * a * d)
-    compute("index_add", 3 * a * d + n * d)
-
-    compute("index_select", 2 * a * d)
-    for _ in range(2):  # of the rows, and of their weights
-        compute("mul", 3 * a * d)
-    rows_travel()
-    each("index_add", 4 * d)
-    for i, o in ((d, f), (f, d)):
-        if i == f:
-            each("gelu_backward", 3 * f)
-        for _ in range(2):  # of the rows, and of the matrices
-            product(i, o)
-    each("index_add", 4 * d)
-    rows_travel()
-    compute("index_add", 3 * a * d + n * d)
-    for _ in range(2):
-        gate()
-    send("all_reduce", d * experts * itemsize)
-    return time.ledger()
+    def _rows_travel(self) -> None:
+        self._send("all_to_all", max(self.a, *self.came) * self.d * self.itemsize)
