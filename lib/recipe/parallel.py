@@ -8,6 +8,7 @@ from lib.ranks.mesh import Mesh
 from lib.recipe.method import Method, has
 from lib.recipe.refusals import refusal_of
 from lib.single.batches import share
+from lib.single.experts.layer import auxiliary_loss
 from lib.single.train import next_token_loss
 
 
@@ -70,14 +71,15 @@ class Parallel:
     def forward_backward(self, inputs, targets) -> torch.Tensor:
         """Run forward and backward of this rank's share; return the mean loss of the share: [].
 
-        Gradients add up, so call `zero_grad` of the optimizer before. All ranks of one pipeline
+        Gradients add up, so call `zero_grad` of the optimizer before. Losses of layers of experts
+        are added for backward: each rank's over its own tokens, averaged. All ranks of one pipeline
         pass the same share, and all of them get its loss; so do all ranks that split its matrices
         or its tokens.
         """
         if isinstance(self.model, Pipeline):
             return self.model.step(inputs, targets)
         loss = self.loss(self.model(inputs), targets)
-        (self.loss_factor * loss).backward()
+        (self.loss_factor * loss + auxiliary_loss(self.model)).backward()
         return loss.detach()
 
 

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from lib.predict.arguments import equal_share
+from lib.single.experts.layer import auxiliary_loss
 
 
 def next_token_loss(logits, targets):
@@ -20,8 +21,9 @@ def train_step(model, optimizer, batch, loss=next_token_loss, microbatches: int 
     """Run forward, backward and step; return the loss of `batch`, (inputs, targets): [].
 
     With `microbatches` the gradients of that many equal parts add up to those of the whole batch:
-    each part's loss is a mean, so it is divided by the number of microbatches. Raises ValueError
-    where the parts would not be equal.
+    each part's loss is a mean, so it is divided by the number of microbatches. Losses of layers of
+    experts are added to it for backward, and are not returned. Raises ValueError where the parts
+    would not be equal.
     """
     inputs, targets = batch
     equal_share(inputs.shape[0], microbatches, sharers="{} microbatches")
@@ -29,7 +31,7 @@ def train_step(model, optimizer, batch, loss=next_token_loss, microbatches: int 
     total = torch.zeros((), device=inputs.device)
     for part, part_targets in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
         value = loss(model(part), part_targets) / microbatches
-        value.backward()
+        (value + auxiliary_loss(model) / microbatches).backward()
         total = total + value.detach()
     optimizer.step()
     return total

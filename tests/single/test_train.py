@@ -7,6 +7,7 @@ import torch
 
 from lib.predict.shape import MLPShape
 from lib.single import MLP, mean_squares, next_token_loss, train, train_step
+from lib.single.experts import MoE, auxiliary_loss
 
 
 def made(seed=0):
@@ -44,6 +45,23 @@ def test_microbatches_add_up_to_the_batch(microbatches):
         assert torch.allclose(p, q, rtol=1e-13)
     with pytest.raises(ValueError, match="12 entries; 5 microbatches"):
         train_step(whole, torch.optim.SGD(whole.parameters()), batch, mean_squares, 5)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_losses_of_experts_are_trained_and_not_returned(microbatches):
+    x = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stepped, plain = (MoE(6, 8, 4, 1, losses={"balance": 1.0}).double() for _ in range(2))
+    told, expected = 0.0, torch.zeros_like(plain.gate.weight)
+    for part in x.chunk(microbatches):
+        loss = mean_squares(plain(part), part) / microbatches
+        total = loss + auxiliary_loss(plain) / microbatches
+        expected += torch.autograd.grad(total, plain.gate.weight)[0]
+        told += loss.detach()
+    step = train_step(stepped, torch.optim.SGD(stepped.parameters(), 0.1), (x, x), mean_squares,
+                      microbatches)  # fmt: skip
+    assert torch.allclose(step, told) and torch.allclose(stepped.gate.weight.grad, expected)
+    alone = torch.autograd.grad(mean_squares(plain(x), x), plain.gate.weight)[0]
+    assert not torch.allclose(expected, alone)
 
 
 def test_train_takes_the_batches_in_order():
