@@ -1,6 +1,6 @@
 """Measure layers of experts against the usual ways to write them, in turns in the same processes.
 
-    python tests/bench_expert.py [--repeats 20] [--launches 3] [--only layers,steps,routes]
+    python tests/bench_expert.py [--repeats 20] [--launches 3] [--only layers,steps,routes,clock]
 
 Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
 """
@@ -17,7 +17,9 @@ from torch.nn.functional import gelu
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from lib import World
+from lib.course.mixture_of_experts.wall_clock import compared as by_clock
 from lib.parallel.expert import expert_parallel
+from lib.ranks.calibrate import calibrate
 from lib.ranks.gradients import sum_gradient
 from lib.single import mean_squares
 from lib.single.experts import MoE
@@ -163,9 +165,21 @@ def routes(options):
                          abs(found / expected - 1) <= 0.05, "  ")  # fmt: skip
 
 
+def clock(options):
+    """A layer on two ranks by the wall clock, against the prediction of the calibrated machine."""
+    with World(2, device="cpu") as world:
+        machine = calibrate(world, quiet=True)
+        runs = [by_clock(world, machine, options.repeats)[-1] for _ in range(options.launches)]
+    _, predicted, _ = runs[0]
+    measured = statistics.median(seconds for *_, seconds in runs)
+    error = f"{predicted / measured - 1:+.0%}"
+    title = f"wall clock, 2 ranks, layer of 8 experts: predicted, measured, error {error}"
+    yield Figure(title, 1e3 * predicted, 1e3 * measured, predicted / measured, "printed only", True)
+
+
 def main():
     """Measure what the options ask for."""
-    measure_all((layers, steps, routes), __doc__, repeats=20)
+    measure_all((layers, steps, routes, clock), __doc__, repeats=20)
 
 
 if __name__ == "__main__":
