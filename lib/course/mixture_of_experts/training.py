@@ -6,6 +6,7 @@ on the CPU with one thread, so that a choice between two experts does not depend
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from statistics import mean, median
 
@@ -19,6 +20,7 @@ from lib.single.experts.balance import nudge
 
 SHAPE = GPTShape(sequence=32, width=32, heads=2, layers=1, hidden=64)
 EXPERTS, RANKS, SAMPLES, STEPS, RATE = 8, 4, 8, 200, 0.5
+PLAIN = partial(torch.optim.SGD, lr=RATE)
 SEEDS = (0, 1, 2)
 LAST = 20  # steps over which a table takes means
 SHOWN = (0, 1, 2, 3, 5, 8, 12, 16, 20, 30, 40, 50, 60, 80, 100, 120, 140, 160, 180, 199)
@@ -64,17 +66,20 @@ class Run:
         return mean(self.losses[-LAST:])
 
 
-def trained(options: dict, rate: float, seed: int, rule: Rule | None = None) -> Run:
-    """Train the GPT with these options of its layer, by plain SGD; return what happened.
+def trained(
+    options: dict, rate: float, seed: int, rule: Rule | None = None, optimizer=PLAIN
+) -> Run:
+    """Train the GPT with these options of its layer; return what happened.
 
-    `rate` is the rate of the bias without a loss; `rule` replaces it.
+    `rate` is the rate of the bias without a loss; `rule` replaces it. `optimizer` makes one from
+    parameters, by default plain SGD.
     """
     with _small():
         torch.manual_seed(seed)
         options = {"k": 1, **options}
         model = with_experts(GPT(SHAPE, seed=seed), EXPERTS, seed=seed, **options).double()
         (layer,) = (part for part in model.modules() if isinstance(part, MoE))
-        optimizer = torch.optim.SGD(model.parameters(), RATE)
+        optimizer = optimizer(model.parameters())
         batches, tables, losses = Batches(SAMPLES, SHAPE.sequence, seed=seed), [], []
         for step in range(STEPS):
             inputs, targets = batches[step]

@@ -1,6 +1,7 @@
 """Chapter 8's lessons on ranks, and what its text says of its numbers."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -147,6 +148,14 @@ def test_the_answers_to_the_controls_are_those_of_the_runs(text):
     over = [max(n - 40, 0) for n in load]
     assert [e for e, n in enumerate(over) if n] == [2, 4] and sum(n < 40 for n in load) == 6
     assert f"That is {100 * sum(over) / 256:.1f} % of all tokens" in text
+
+
+def test_the_gate_collapses_less_with_adamw(text):
+    adam = partial(torch.optim.AdamW, lr=3e-3)
+    runs = (training.trained({}, 0.0, seed, optimizer=adam) for seed in training.SEEDS)
+    shares = [round(100 * max(run.shares())) for run in runs]
+    words = f"with AdamW the busiest expert of this model has {min(shares)} to {max(shares)} %"
+    assert words in text
 
 
 def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, text):

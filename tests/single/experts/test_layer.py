@@ -83,6 +83,24 @@ def test_a_token_that_is_dropped_everywhere_is_zero():
     assert len(lost) > 5 and y[lost].abs().max() == 0 < y[sorted(tokens)].abs().amax(-1).min()
 
 
+def test_results_that_are_put_back_in_order_land_on_other_tokens():
+    """The bite of a shipped bug: behind a dropped row, every result goes to the token before."""
+    layer = MoE(6, 8, 4, 1, capacity=0.6).double()
+    layer.draw(0, scale=0.5, added_to_x=0.5)
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    right = layer(x)
+    kept = layer.fitting(layer.decision.assignments)
+    assert len(kept.token) < 16
+    results = right[kept.token]  # of the rows that are kept, in the order of their tokens
+    shifted = torch.zeros_like(right)
+    shifted[: len(results)] = results
+    first = next(n for n, token in enumerate(kept.token.tolist()) if n != token)
+    assert torch.equal(shifted[:first], right[:first])
+    later = kept.token[kept.token > first]
+    assert len(later) > 4
+    assert not torch.isclose(shifted[later], right[later]).all(-1).any()
+
+
 def test_losses_are_weighted_and_named():
     layer = layer_of(gate="noisy", losses={"balance": 0.01, "load": 0.1})
     layer(inputs())
