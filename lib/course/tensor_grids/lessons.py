@@ -68,11 +68,11 @@ def compared(runs: dict[RankGrid, Ledger]) -> str:
     The first line is 1D on four ranks, predicted.
     """
     loss, gradients = plain_gpt.on_one_device(SHAPE, SAMPLES)
-    lines = ["               equal  weights  activations     sent  predicted"]
+    lines = ["            equal weights     kept     sent match"]
     own = sum(p.numel for p in parameters_of_a_rank(SHAPE, 4))
     kept = one_dimension.activations(SHAPE, 4, SAMPLES, itemsize=8)
     sent = sent_bytes(of_step(SHAPE, 4, SAMPLES, itemsize=8))
-    lines.append(f"{'1D, 4 ranks':<20}{own:>9,}{kept:>13,}{sent:>9,.0f}")
+    lines.append(f"{'1D, 4 ranks':<18}{own:>7,}{kept:>9,}{sent:>9,.0f}")
     for grid, run in runs.items():
         found, whole, own, kept = run.results[0]
         close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023
@@ -82,7 +82,8 @@ def compared(runs: dict[RankGrid, Ledger]) -> str:
         predicted &= kept == activations(SHAPE, grid, SAMPLES, itemsize=8)
         predicted &= sorted(moves) == sorted(gpt_moves(SHAPE, grid, SAMPLES, itemsize=8).all)
         sent = sent_by_a_rank(moves)
-        lines.append(f"{grid!s:<15}{equal!s:<5}{own:>9,}{kept:>13,}{sent:>9,.0f}  {predicted}")
+        match = f"{own:>7,}{kept:>9,}{sent:>9,.0f}{predicted!s:>6}"
+        lines.append(f"{grid!s:<12}{equal!s:<6}{match}")
     return "\n".join(lines)
 
 
@@ -96,15 +97,15 @@ def counted(grid: RankGrid) -> float:
 def costs() -> str:
     """Write the published costs of a layer for four arrangements of 64 ranks, and our count."""
     grids = [RankGrid("2d", 8), RankGrid("2.5d", 4, 4), RankGrid("3d", 4)]
-    lines = ["64 ranks      weights  activations  sent  rounds  sent, counted"]
+    lines = ["64 ranks     weights   kept   sent rounds   ours"]
     rows: list[tuple[str, GridCosts, float]] = [
         ("1D", published_1d(64), mean_sent("all_reduce", 64, 1))
     ]
     rows += [(str(grid), published(grid), counted(grid)) for grid in grids]
     for name, row, ours in rows:
         lines.append(
-            f"{name:<14}{row.parameters:>7.3f}{row.activations:>13.3f}{row.bandwidth:>6.2f}"
-            f"{row.latency:>8}{ours:>15.2f}"
+            f"{name:<12}{row.parameters:>8.3f}{row.activations:>7.3f}{row.bandwidth:>7.2f}"
+            f"{row.latency:>7}{ours:>7.2f}"
         )
     return "\n".join(lines)
 
@@ -115,10 +116,10 @@ def winners(speeds, *, own_links: bool = False) -> str:
     With `own_links` each axis of a grid has a link to itself.
     """
     best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds, own_links=own_links)
-    lines = ["width " + "".join(f"{width:>15,}" for width in LARGE_WIDTHS)]
+    lines = ["width" + "".join(f"{width:>11,}" for width in LARGE_WIDTHS)]
     for ranks in MANY_RANKS:
-        names = (best[ranks, width].name for width in LARGE_WIDTHS)
-        lines.append(f"{ranks:<6}" + "".join(f"{name:>15}" for name in names))
+        names = (best[ranks, width].name.replace(",", "") for width in LARGE_WIDTHS)
+        lines.append(f"{ranks:<5}" + "".join(f"{name:>11}" for name in names))
     return "\n".join(lines)
 
 
