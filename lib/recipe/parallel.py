@@ -8,7 +8,7 @@ from lib.ranks.mesh import Mesh
 from lib.recipe.method import Method, has
 from lib.recipe.refusals import refusal_of
 from lib.single.batches import share
-from lib.single.experts.layer import auxiliary_loss
+from lib.single.experts.layer import with_auxiliary
 from lib.single.train import next_token_loss
 
 
@@ -79,7 +79,7 @@ class Parallel:
         if isinstance(self.model, Pipeline):
             return self.model.step(inputs, targets)
         loss = self.loss(self.model(inputs), targets)
-        (self.loss_factor * loss + auxiliary_loss(self.model)).backward()
+        with_auxiliary(self.loss_factor * loss, self.model).backward()
         return loss.detach()
 
 

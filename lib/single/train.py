@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from lib.predict.arguments import equal_share
-from lib.single.experts.layer import auxiliary_loss
+from lib.single.experts.layer import with_auxiliary
 
 
 def next_token_loss(logits, targets):
@@ -31,7 +31,7 @@ def train_step(model, optimizer, batch, loss=next_token_loss, microbatches: int 
     total = torch.zeros((), device=inputs.device)
     for part, part_targets in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
         value = loss(model(part), part_targets) / microbatches
-        (value + auxiliary_loss(model) / microbatches).backward()
+        with_auxiliary(value, model, 1 / microbatches).backward()
         total = total + value.detach()
     optimizer.step()
     return total

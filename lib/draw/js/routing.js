@@ -15,10 +15,11 @@ export function picture(data) {
   const runs = Object.keys(data.frames), seeds = Object.keys(data.frames[runs[0]]);
   const pairs = (names) => names.map((name) => [name, name]);
   const factors = [[null, "none"], ...data.factors.map((f) => [f, `factor ${f}`])];
-  const most = Math.max(...runs.flatMap((run) => seeds.map((seed) => lastOf(data, run, seed))));
+  const most = Math.max(...runs.flatMap((run) => seeds.map((seed) => lastFrame(data, run, seed))));
   const player = (state) => {
-    const show = (at) => String(stepsOf(data, state)[at]?.[0] ?? "");
-    const moving = { min: 0, max: lastOf(data, state.run, state.seed), step: 1, seconds: 8, show };
+    const show = (at) => String(routingSteps(data, state)[at]?.[0] ?? "");
+    const max = lastFrame(data, state.run, state.seed);
+    const moving = { min: 0, max, step: 1, seconds: 8, show };
     return { kind: "player", name: "at", label: "Step", hidden: !most, ...moving };
   };
   const choice = (name, label, options, isNeeded) => {
@@ -40,17 +41,17 @@ export function picture(data) {
   };
 }
 
-function stepsOf({ frames }, { run, seed }) {
+function routingSteps({ frames }, { run, seed }) {
   return frames[run][seed] || [];
 }
 
-function lastOf(data, run, seed) {
-  return stepsOf(data, { run, seed }).length - 1;
+function lastFrame(data, run, seed) {
+  return routingSteps(data, { run, seed }).length - 1;
 }
 
 // What is shown: the table of a step, what each expert keeps of it, and sums.
 function routingOf(data, state) {
-  const steps = stepsOf(data, state), at = Math.min(state.at, steps.length - 1);
+  const steps = routingSteps(data, state), at = Math.min(state.at, steps.length - 1);
   const [step, table] = steps[at], experts = table[0].length;
   const total = table.flat().reduce((sum, count) => sum + count, 0);
   const limit = state.factor === null ? null : Math.ceil((state.factor * total) / experts);
@@ -80,7 +81,7 @@ function layRouting(data, state, width) {
     textMark(RANK_BLOCK.left, 12, isWide ? "tokens of each rank" : "ranks"),
     textMark(isWide ? start + ribbons : bars, 12, isWide ? "tokens of each expert" : "experts"),
   ];
-  marks.push(...rankMarks(now, start + ribbons));
+  marks.push(...routeMarks(now, start + ribbons));
   const places = { x, bars, isWide, end: width - ROUTE_EDGE };
   now.arrived.forEach((_, expert) => marks.push(...expertMarks(now, expert, places)));
   let y = ROUTE_TOP + now.arrived.length * EXPERT_ROW;
@@ -104,7 +105,7 @@ function layRouting(data, state, width) {
 
 // The tokens of each rank, and a ribbon to each expert: its ends are as wide as it has tokens, in a
 // scale for each side.
-function rankMarks({ table, total, arrived }, right) {
+function routeMarks({ table, total, arrived }, right) {
   const marks = [], ranks = table.length, left = RANK_BLOCK.left;
   const tall = arrived.length * EXPERT_ROW - RANK_BLOCK.gap * (ranks - 1) - 8;
   const unit = tall / Math.max(total, 1), part = EXPERT_BAR / Math.max(...arrived, 1);

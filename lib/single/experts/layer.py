@@ -145,6 +145,15 @@ def auxiliary_loss(model: nn.Module) -> Tensor | float:
     return sum((loss for layer in layers for loss in layer.losses.values()), 0.0)
 
 
+def with_auxiliary(loss: Tensor, model: nn.Module, share: float = 1.0) -> Tensor:
+    """Return the loss with `share` of the model's auxiliary losses added, to go backward from.
+
+    Without layers of experts it is the loss itself, so that a plain step computes nothing more.
+    """
+    own = auxiliary_loss(model)
+    return loss + share * own if isinstance(own, Tensor) else loss
+
+
 def with_experts(
     model: nn.Module, experts: int, k: int, every: int = 1, seed: int = 0, **options
 ) -> nn.Module:
