@@ -1,13 +1,16 @@
 """What the cells of chapter 5 call: a GPT on one device and on a grid, and tables."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from lib.course import plain_gpt
+from lib.course.data_parallel.lessons import on_one_axis
 from lib.ledger import Ledger
 from lib.parallel.grid import full_gradients, grid_cross_entropy, grid_parallel
+from lib.predict import roofline
 from lib.predict.collectives.exchange import sent_bytes
 from lib.predict.collectives.formulas import mean_sent
 from lib.predict.shape import GPTShape
@@ -17,8 +20,9 @@ from lib.predict.tensor.grid_memory import activations, weights
 from lib.predict.tensor.grid_traffic import GridMove, gpt_moves, linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.shapes import parameters_of_a_rank
+from lib.predict.tensor.summa_step import summa_step
 from lib.predict.tensor.traffic import of_step
-from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
+from lib.predict.tensor.where_each_wins import Winner, layer_seconds, where_each_wins
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
 from lib.single import GPT
@@ -110,16 +114,75 @@ def costs() -> str:
     return "\n".join(lines)
 
 
+def with_and_without_overlap(rows: int, inputs: int, outputs: int, speeds) -> list[Ledger]:
+    """Return rank 0's predicted step of a layer on 2×2 ranks, without and then with overlap.
+
+    Numbers have 2 bytes, and both pictures have one scale. Every product is called mm.
+    """
+    steps = []
+    for overlap in (False, True):
+        step = summa_step(rows, inputs, outputs, 2, speeds, overlap=overlap, itemsize=2)
+        own = step.where(rank=0)
+        named = [replace(row, op="mm") if row.op == "addmm_" else row for row in own]
+        steps.append(Ledger(named, source=own.source, results=own.results, meta=own.meta))
+    return on_one_axis(*steps)
+
+
 def winners(speeds, *, own_links: bool = False) -> str:
     """Write which split of a layer is predicted to be the fastest, by ranks and width.
 
-    With `own_links` each axis of a grid has a link to itself.
+    Beside a grid stands by how many percent its time differs from that of 1D, or a dash where 1D is
+    not possible. With `own_links` each axis of a grid has a link to itself.
     """
     best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds, own_links=own_links)
-    lines = ["width" + "".join(f"{width:>11,}" for width in LARGE_WIDTHS)]
+    lines = ["width" + "".join(f"{_short(width):>5}".ljust(10) for width in LARGE_WIDTHS)]
     for ranks in MANY_RANKS:
-        names = (best[ranks, width].name.replace(",", "") for width in LARGE_WIDTHS)
-        lines.append(f"{ranks:<5}" + "".join(f"{name:>11}" for name in names))
+        lines.append(f"{ranks:<5}" + "".join(_beside_1d(best[ranks, w]) for w in LARGE_WIDTHS))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _beside_1d(best: Winner) -> str:
+    """Write the kind of a winner and its time against that of 1D, in ten characters."""
+    kind = best.name.split(",")[0]
+    if kind == "1D":
+        return f"{kind:>5}".ljust(10)
+    if "1D" not in best.seconds_of:
+        return f"{kind:>5}    -"
+    return f"{kind:>5}{best.seconds / best.seconds_of['1D'] - 1:>5.0%}"
+
+
+def _short(width: int) -> str:
+    return f"{width // 1024}k"
+
+
+def hosts_beside_grids() -> dict[str, dict[int, float]]:
+    """Return the seconds of a layer on 64 H100s for each width: 1D inside hosts of 8, and grids.
+
+    The first line is 1D over NVLink 4 in each of 8 hosts, with an eighth of the 64 samples, and
+    then an all_reduce of the gradients over InfiniBand NDR; the second is this all_reduce alone.
+    The others are the fastest grid of 64 ranks, all joined by links of one kind.
+    """
+    inside, between = (roofline.speeds("H100", link) for link in ("NVLink4", "InfiniBand NDR"))
+    lines = {
+        name: {} for name in ("1D × data", "  all_reduce", "grid, InfiniBand", "grid, NVLink 4")
+    }
+    for width in LARGE_WIDTHS:
+        weights_of_a_rank = 12 * width**2 // 8  # 3 + 1 + 4 + 4 matrices of [width, width]
+        sums = between.moving("all_reduce", 8, 2 * weights_of_a_rank)
+        times = [layer_seconds(8, width, inside, batch=8)["1D"] + sums, sums]
+        for link in (between, inside):
+            found = layer_seconds(64, width, link)
+            times.append(min(time for name, time in found.items() if name != "1D"))
+        for line, seconds in zip(lines.values(), times):
+            line[width] = seconds
+    return lines
+
+
+def real_hosts() -> str:
+    """Write the milliseconds of `hosts_beside_grids`."""
+    lines = [f"{'64 GPUs, ms':<17}" + "".join(f"{_short(width):>7}" for width in LARGE_WIDTHS)]
+    for name, seconds in hosts_beside_grids().items():
+        lines.append(f"{name:<17}" + "".join(f"{1e3 * t:>7.1f}" for t in seconds.values()))
     return "\n".join(lines)
 
 

@@ -14,7 +14,6 @@ from lib.predict.tensor.grid_costs import published, recounted
 from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import summa_step
-from lib.predict.tensor.where_each_wins import layer_seconds, where_each_wins
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 from tests.every import every
 
@@ -204,47 +203,6 @@ def test_overlap_hides_half_of_the_waiting_and_on_a_larger_square_more():
     broadcasts = h100.moving("broadcast", 4, x) + h100.moving("broadcast", 4, w)
     product = h100.compute(2 * 16_384 * 12_288**2 / 64, 0)
     assert (round(1e6 * broadcasts), round(1e6 * product)) == (118, 78)
-
-
-def test_where_each_wins_as_the_text_says():
-    widths = list(lessons.LARGE_WIDTHS)
-    worst = {}
-    for link in ("NVLink4", "InfiniBand NDR"):
-        hardware = speeds("H100", link)
-        best = where_each_wins([4, 16, 64], widths, hardware)
-        assert all(best[4, width].name == "1D" for width in widths)
-        assert all(best[n, width].name != "1D" for n in (16, 64) for width in widths)
-        lost = []
-        for width in widths:
-            seconds = layer_seconds(8, width, hardware)
-            lost.append(1 - min(seconds.values()) / seconds["1D"])
-        worst[link] = round(100 * max(lost))
-        assert max(lost) == lost[0]  # at width 4,096
-    assert worst == {"NVLink4": 16, "InfiniBand NDR": 35}
-
-
-def test_what_links_of_their_own_would_change():
-    """The text names the six of 40 places in which another split would win."""
-    changed = {}
-    for link in ("NVLink4", "InfiniBand NDR"):
-        shared, apart = (
-            where_each_wins(
-                list(lessons.MANY_RANKS), list(lessons.LARGE_WIDTHS), speeds("H100", link),
-                own_links=own,
-            )
-            for own in (False, True)
-        )  # fmt: skip
-        assert len(shared) == len(apart) == 20
-        changed |= {(link, *at): apart[at].name for at in shared
-                    if apart[at].name != shared[at].name}  # fmt: skip
-    assert changed == {
-        ("NVLink4", 64, 16_384): "2D, 8×8",
-        ("NVLink4", 512, 16_384): "2.5D, 8×8×8",
-        ("NVLink4", 512, 32_768): "2.5D, 2×16×16",
-        ("InfiniBand NDR", 64, 4096): "2.5D, 4×4×4",
-        ("InfiniBand NDR", 64, 8192): "2.5D, 4×4×4",
-        ("InfiniBand NDR", 64, 16_384): "2.5D, 4×4×4",
-    }
 
 
 def test_the_published_gains_of_a_cube_are_as_far_from_ours_as_the_text_says():
