@@ -137,6 +137,6 @@ def weight_gradient_on_a_square(source: str) -> bool:
 
 
 def test_the_loop_for_the_gradient_of_the_weights(notebook, worlds):
-    text = text_of(notebook, "exer0002")
+    text = text_of(notebook, "furt0001")
     (source,) = re.findall(r"```python\n(def weight_gradient.*?)```", text, re.S)
     assert worlds(4).run(weight_gradient_on_a_square, source) == [True] * 4
