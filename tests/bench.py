@@ -192,6 +192,12 @@ class Bench:
 
         yield from self._each((bench_expert.layers, bench_expert.steps, bench_expert.routes))
 
+    def recomputation(self):
+        """Our checkpoint against PyTorch's, plain and selective, and the budget plan against √n."""
+        import bench_recompute as again
+
+        yield from self._each((again.checkpoints, again.selective, again.budget))
+
     def pipelines(self):
         """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
         import bench_pipeline as pipe

@@ -122,7 +122,9 @@ def layer(kind, experts, way):
     elif way == "padded":
         model = expert_parallel(model)
     torch.manual_seed(dist.get_rank())
-    batch = torch.randn(BATCH, SEQUENCE, WIDTH), torch.randn(BATCH, SEQUENCE, WIDTH)
+    x, target = torch.randn(2, BATCH, SEQUENCE, WIDTH)
+    # Inside a model the gradient goes on to the layers before this one.
+    batch = x.clone().requires_grad_(), target
     return model, torch.optim.SGD(model.parameters(), 0.1), batch, mean_squares
 
 

@@ -168,6 +168,12 @@ BROKEN = """() => [...document.querySelectorAll("article :is(th, td)")].filter((
 }).map((cell) => cell.innerText)"""
 
 
+# Links to the pages before and after whose title is cut off.
+CLIPPED = """() => [...document.querySelectorAll(".prev-next-area a")]
+    .filter((link) => !link.innerText || link.scrollWidth > link.clientWidth)
+    .map((link) => link.innerText)"""
+
+
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     page = book_page(chapter.name, width=360)
@@ -175,6 +181,7 @@ def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     assert page.evaluate(WIDE) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate(BROKEN) == []
+    assert page.evaluate(CLIPPED) == []
 
 
 SOURCES = """() => {

@@ -11,8 +11,8 @@ def two_levels(groups: int = 2) -> str:
 
     Both gates choose 2 of 8 experts, and each of the two nodes has 4 of them.
     """
-    x, lines = tokens(), ["rows that leave     a row for      one for"]
-    lines.append("their node       each expert    each node")
+    x, lines = tokens(), ["3: of 128 rows leave their node"]
+    lines.append("gate     a row for each expert  one for each node")
     for name in ("softmax", "two-level"):
         options = {"groups": groups, "groups_chosen": 1} if name == "two-level" else {}
         moe = MoE(WIDTH, HIDDEN, EXPERTS, K, gate=name, **options).double().eval()
@@ -21,7 +21,7 @@ def two_levels(groups: int = 2) -> str:
         node, home = expert // (EXPERTS // groups), token // (TOKENS // groups)
         far = node != home
         once = len(set(zip(token[far].tolist(), node[far].tolist())))
-        lines.append(f"{name:<14}{int(far.sum()):>14}{once:>13}")
+        lines.append(f"{name:<9}{int(far.sum()):>21}{once:>19}")
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ def experts_of(moe: MoE) -> list:
 
 
 def own(x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of the tokens: [N, D] -> [N/P, D]."""
+    """Return this rank's share of what all have, along the first dim: [N, ..] -> [N/P, ..]."""
     return x.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -73,6 +73,11 @@ def step(model, tokens, targets) -> torch.Tensor:
     return loss.detach()
 
 
+def own_batch() -> tuple[torch.Tensor, ...]:
+    """Return this rank's share of the batch: tokens and targets."""
+    return tuple(map(own, plain_gpt.batch(SHAPE, SAMPLES)))
+
+
 def whole() -> tuple[float, dict, dict]:
     """Return the loss, gradients and weights after one step on one device, by name."""
     model = gpt()
@@ -90,7 +95,7 @@ def spread(copies: int = 1) -> tuple:
     here = mesh(dp=copies, ep=ranks // copies)
     replicas = {"replicas": here["dp"].group} if copies > 1 else {}
     model = expert_parallel(gpt(), here["ep"].group, **replicas)
-    batch = (part.chunk(ranks)[dist.get_rank()] for part in plain_gpt.batch(SHAPE, SAMPLES))
+    batch = own_batch()
     dist.barrier()
     loss = step(model, *batch)
     dist.barrier()
@@ -139,15 +144,15 @@ def predicted(run: Ledger, rank: int) -> list[Exchange]:
     return [move for part in both for move in part if move.op == "all_to_all"]
 
 
-def expert_ratio() -> float:
-    """Return how much larger an expert's gradient is than it should be, if nothing averages it."""
-    ranks = dist.get_world_size()
-    model = expert_parallel(gpt(), average=False)
-    batch = (part.chunk(ranks)[dist.get_rank()] for part in plain_gpt.batch(SHAPE, SAMPLES))
-    step(model, *batch)
+def times_too_large(model) -> dict[str, float]:
+    """Return how many times as large as one device's the gradients of a spread model are."""
     _, right, _ = whole()
-    (name,) = (name for name in right if name.endswith("experts.up"))
-    return (plain_gradients(model)[name].norm().cpu() / right[name].norm().cpu()).item()
+    found, times = plain_gradients(model), {}
+    for kind, ending in (("the gate's", "gate.weight"), ("an expert's", "experts.up")):
+        (name,) = (name for name in right if name.endswith(ending))
+        ratio = found[name].norm().cpu() / right[name].norm().cpu()
+        times[kind] = round(ratio.item(), 6)
+    return times
 
 
 def different_splits(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Tables of chapter 8, predicted and published: models, small batches, two hops, links."""
 
 from collections.abc import Sequence
+from statistics import mean
 
 from lib.ledger import Ledger
 from lib.predict import hardware
@@ -17,6 +18,9 @@ TOKENS = 4096  # of a GPU
 # GB/s of dispatch and of combine. "Logical": rows that stay in their node count too.
 # Source: README of github.com/deepseek-ai/DeepEP, section Performance, commit 0297fc8.
 DEEP_EP = {2: (90, 81), 4: (61, 61)}
+# The same for 64 GPUs, 128 tokens each, kernels that send each row straight to its GPU: seconds
+# of a combine with 2 bytes a number. Source: docs/legacy.md there, the same commit.
+DEEP_EP_STRAIGHT = 314e-6
 
 
 def published_models() -> str:
@@ -60,6 +64,21 @@ def step_with(shares: Sequence[float], ranks: int = 4) -> Ledger:
                        arriving=rows)  # fmt: skip
 
 
+def who_waits(runs: dict) -> str:
+    """Write how long such a step takes with an even load, and with those of a run's last steps.
+
+    `runs` are {way: Run}; a line has the mean, the shortest and the longest step.
+    """
+    lines = [f"{'':<14}   mean  shortest  longest"]
+    even = 1e3 * step_with([1 / 8] * 8).makespan
+    lines.append(f"{'even load':<14}{even:>5.1f}ms")
+    for name, run in runs.items():
+        times = [1e3 * step_with(shares).makespan for shares in run.shares()]
+        figures = f"{mean(times):>5.1f}ms{min(times):>8.1f}ms{max(times):>7.1f}ms"
+        lines.append(f"{name:<14}{figures}")
+    return "\n".join(lines)
+
+
 def shrinking_batch(gpus=(1, 8, 64)) -> str:
     """Write the rows of an expert of DeepSeek-V3, by the GPUs whose tokens it gets, and its rate.
 
@@ -67,7 +86,7 @@ def shrinking_batch(gpus=(1, 8, 64)) -> str:
     an H100, by its roofline in bf16.
     """
     device = speeds("H100")
-    lines = ["GPUs  rows of an expert  FLOP/byte  of peak"]
+    lines = ["GPUs  rows of an expert  FLOP/byte  at most"]
     for ranks in gpus:
         rows = batch_of_an_expert(TOKENS, EXPERTS, K, ranks)
         flop = 2 * rows * WIDTH * HIDDEN
@@ -77,7 +96,7 @@ def shrinking_batch(gpus=(1, 8, 64)) -> str:
     return "\n".join(lines)
 
 
-def hops(tokens=(1, 32, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
+def hops(tokens=(1, 128, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
     """Write how long one all_to_all takes, flat and in two hops, by tokens of a GPU."""
     device = speeds("H100", "NVLink4", node=node, between="InfiniBand NDR")
     lines = ["tokens  rows sent     flat  two hops  ratio"]
@@ -90,7 +109,7 @@ def hops(tokens=(1, 32, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
 
 def hidden_sizes() -> str:
     """Write the hidden size at which an expert computes as long as its rows travel, by link."""
-    lines = ["H100, bf16        hidden size that is needed"]
+    lines = ["1: hidden size that is needed (H100, bf16)"]
     for link in ("NVLink4", "InfiniBand NDR"):
         peak = float(hardware.gpu("H100").peak["bf16"].value)
         bandwidth = float(hardware.link(link).bandwidth)
@@ -113,10 +132,25 @@ def deep_ep() -> str:
     return "\n".join(lines)
 
 
+def straight() -> str:
+    """Write what DeepEP prints for few rows, sent straight, and ours: one by one, all at once."""
+    device = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
+    nbytes = 128 * K * WIDTH * 2
+    link = hardware.link("InfiniBand NDR")
+    at_once = float(link.alpha.value) + nbytes * 63 / 64 / float(link.bandwidth)
+    rows = {
+        "published": DEEP_EP_STRAIGHT,
+        "messages one by one": exchange("flat", 64, nbytes, device),
+        "messages at once": at_once,
+    }
+    lines = ["128 tokens, one all_to_all"]
+    return "\n".join(lines + [f"{name:<22}{1e6 * t:>7,.0f}µs" for name, t in rows.items()])
+
+
 def reached(nodes=(2, 4, 8)) -> str:
     """Write to how many nodes a token of DeepSeek-V3 goes, if each goes once to a node."""
-    lines = ["nodes  rows that leave, of a token's 8"]
-    lines.append("       a row for each expert  one for each node")
+    lines = ["2: of a token's 8 rows leave their node"]
+    lines.append("nodes  a row for each expert  one for each node")
     for n in nodes:
         leave = (n - 1) / n
         once = nodes_reached(EXPERTS, K, n)

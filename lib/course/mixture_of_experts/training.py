@@ -31,7 +31,7 @@ WAYS = {
     "z-loss": ({"losses": {"z": 0.01}}, 0.0),
     "importance loss": ({"losses": {"importance": 0.01}}, 0.0),
     "balance loss": ({"losses": {"balance": 0.01}}, 0.0),
-    "noise, two losses": (
+    "importance and load": (
         {"gate": "noisy", "k": 2, "losses": {"importance": 0.01, "load": 0.01}}, 0.0,
     ),
     "bias": ({}, 3e-3),
@@ -50,10 +50,18 @@ class Run:
     def __init__(self, tables: list, losses: list[float]):
         self.tables, self.losses = tables, losses
 
-    def shares(self) -> list[float]:
-        """Return the share of all tokens that each expert had in the last steps: [E]."""
-        last = torch.tensor(self.tables[-LAST:], dtype=torch.float64).sum((0, 1))
-        return (last / last.sum()).tolist()
+    def shares(self) -> list[list[float]]:
+        """Return the share of a step's rows that each expert had in each last step: [LAST, E]."""
+        last = torch.tensor(self.tables[-LAST:], dtype=torch.float64).sum(1)
+        return (last / last.sum(1, keepdim=True)).tolist()
+
+    def busiest(self) -> float:
+        """Return the mean over the last steps of the share of the step's busiest expert."""
+        return mean(map(max, self.shares()))
+
+    def idle(self) -> int:
+        """Return how many experts had under 1 % of an even share of all rows of the last steps."""
+        return sum(mean(own) < 0.01 / EXPERTS for own in zip(*self.shares()))
 
     def dropped(self, factor: float) -> float:
         """Return the share of the tokens that a capacity factor would drop in the last steps."""
@@ -139,15 +147,15 @@ def tables(runs: dict[str, dict[int, Run]]) -> dict:
 def compared(runs: dict[str, dict[int, Run]]) -> str:
     """Write for each way the busiest expert's share, idle experts, drops, and the median loss.
 
-    The first three are means over seeds, and all are of the last steps. An expert is idle if it
-    has under a hundredth of an even share. Drops are those of a capacity factor of 1.25.
+    The first three are means over seeds, and all are of the last steps. Drops are those of a
+    capacity factor of 1.25.
     """
-    lines = [f"{'':<18}busiest  idle  dropped   loss"]
+    lines = [f"{'':<20}busiest  idle  dropped   loss"]
     for name, seeds in runs.items():
-        shares = [run.shares() for run in seeds.values()]
-        busiest = mean(map(max, shares))
-        idle = mean(sum(share < 0.01 / EXPERTS for share in each) for each in shares)
-        dropped = mean(run.dropped(1.25) for run in seeds.values())
+        busiest, idle, dropped = (
+            mean(f(run) for run in seeds.values())
+            for f in (Run.busiest, Run.idle, lambda run: run.dropped(1.25))
+        )
         loss = median(run.loss() for run in seeds.values())
-        lines.append(f"{name:<18}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}{loss:>7.2f}")
+        lines.append(f"{name:<20}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}{loss:>7.2f}")
     return "\n".join(lines)

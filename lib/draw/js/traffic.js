@@ -5,7 +5,7 @@ import { colourOf, lettersOn, tint } from "./colours.js";
 import { boxMark, textMark } from "./marks.js";
 import { amount, commas, plural } from "./numbers.js";
 
-const MATRIX_LEFT = 96, MATRIX_TOP = 2 * style.line + 8, CELL_HEIGHT = 30; // px
+const MATRIX_LEFT = 72, MATRIX_TOP = 2 * style.line + 8, CELL_HEIGHT = 30; // px
 const FAINTEST = 0.08; // what is little is not nothing
 
 // Makes the picture of traffic from what lib/draw/traffic.py gathers.
@@ -59,14 +59,14 @@ function layMatrix(ranks, moved, { op, node }, width) {
   const n = ranks.length, sizes = [...moved.values()].map((pair) => pair.bytes);
   const distinct = [...new Set(sizes)].filter(Boolean), most = Math.max(0, ...distinct);
   const colour = op ? colourOf(op) : style.comm.message;
-  const cell = Math.max(3, Math.min(84, Math.floor((width - 110) / n)));
+  const cell = Math.max(3, Math.min(84, Math.floor((width - MATRIX_LEFT - 14) / n)));
   const tall = Math.min(CELL_HEIGHT, cell);
   const hasNumbers = distinct.every((size) => cell > amount(size, "B").length * style.letter);
   const shade = (size) => tint(colour, FAINTEST + (1 - FAINTEST) * (size / most));
   const shades = new Map(distinct.map((size) => [size, shade(size)])).set(0, style.paper);
   const marks = [
     textMark(MATRIX_LEFT, style.line / 2 + 4, "to rank"),
-    textMark(8, MATRIX_TOP + tall / 2, "from"),
+    textMark(MATRIX_LEFT - 8, MATRIX_TOP - 11, "from", { align: "right" }),
     ...rankNames(ranks, cell, tall),
     ...cellMarks(ranks, moved, cell, tall, shades, hasNumbers),
   ];

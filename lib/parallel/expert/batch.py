@@ -2,7 +2,8 @@
 
 Each rank has the decisions of its own tokens. The plain layer decides over the whole batch, and so
 does this: sums of the losses are added over the ranks, and an expert's capacity counts the tokens of
-the ranks before this one as if they stood earlier in the batch. A layer whose ranks decide alone, each
+the ranks before this one as if they stood earlier in the batch. Experts that choose their tokens see the
+scores of all ranks. A layer whose ranks decide alone, each
 over its own tokens, sends less and is another model: a loss over each rank's tokens asks every rank to
 be even, and a capacity of each rank drops tokens that another rank had room for.
 """  # noqa: E501
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lib.ranks import collectives
-from lib.single.experts.layer import OneDevice
+from lib.single.experts.batch import OneDevice
 from lib.single.experts.routing import Assignments, capacity_of, within
 
 
@@ -30,6 +31,12 @@ class OverRanks(OneDevice):
         """Return the sum of x over the ranks; backward multiplies by P and sends nothing."""
         ranks = dist.get_world_size(self.group)
         return collectives.all_reduce(_Times.apply(x, ranks), self.group)
+
+    def largest(self, scores: Tensor, factor: float, k: int) -> Tensor:
+        """Return which of this rank's scores are among the largest of the whole batch: [N/P, E]."""
+        rank, own = dist.get_rank(self.group), len(scores)
+        everyone = collectives.all_gather(scores.detach(), 0, self.group)
+        return super().largest(everyone, factor, k)[rank * own : (rank + 1) * own]
 
     def fitting(self, assignments: Assignments, factor: float, drop: str) -> Tensor:
         """Return which of this rank's assignments fit into a capacity of the whole batch: [A]."""

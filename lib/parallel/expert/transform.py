@@ -95,7 +95,8 @@ def expert_parallel(
     over its own tokens. Without `average` something else has to average the gradients.
 
     Raises ValueError, and leaves the model as it is, where the ranks' models differ, where there is
-    no layer of experts, and for experts that the ranks cannot share equally.
+    no layer of experts, for experts that the ranks cannot share equally, and for experts that
+    choose their tokens over the whole batch and have a capacity besides.
     """
     layers = {name: part for name, part in model.named_modules() if isinstance(part, MoE)}
     everyone = group if replicas is None else everyone
@@ -106,7 +107,7 @@ def expert_parallel(
     for layer in layers.values():
         layer.experts = ExpertShard(layer.experts, routes or Flat(group))
         if decide == "all":
-            layer.batch = OverRanks(everyone)
+            layer.batch = layer.gate.batch = OverRanks(everyone)
     if average:
         _average(model, layers, everyone, replicas)
     model.expert_parallel_group = group
@@ -136,10 +137,10 @@ def _refuse(model, layers, ranks: int, decide: str) -> None:
             layer.gate.experts, ranks, f"{name or 'The layer'} has {{}} experts",
             advice="Choose a number of experts that the ranks divide.",
         )  # fmt: skip
-        if decide == "all" and isinstance(layer.gate, ExpertChoice):
+        if decide == "all" and isinstance(layer.gate, ExpertChoice) and layer.capacity is not None:
             raise ValueError(
-                "Experts that choose their tokens see those of one rank, so that the choice over "
-                'the whole batch is not offered. Give decide="rank".'
+                "Experts that choose their tokens have the same load without a capacity. Leave "
+                'capacity out and choose the load by `room`, or give decide="rank".'
             )
 
 

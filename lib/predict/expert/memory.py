@@ -3,13 +3,12 @@
     parameters    gate E·D, and E/P experts of 2·D·F
     activations   for each token D, the gate's input;
                   for each row that comes to its experts D, and F before and after the GELU;
-                  for each row that it has sent 2·D, the result before and after it is weighed
+                  for each row that it has sent D, the result before it is weighed
 
 Gradients are as large as the parameters, and an optimizer keeps its numbers for each of them. So
 P ranks divide everything of the experts by P but the activations: those follow the rows that come,
 and a rank whose experts are popular keeps more. What is kept for each row alone, not for each
-number of it (places, weights, scores), is left out. The weighed result is kept because PyTorch's
-`index_add` keeps what it adds.
+number of it (places, weights, scores), is left out.
 """
 
 from lib.predict.arguments import equal_share, real, whole
@@ -35,5 +34,5 @@ def layer_memory(
     sent = whole(k, "k") * whole(tokens, "tokens")
     came = sent if arriving is None else real(arriving, "arriving")
     weights = (experts * d + own * 2 * d * f) * itemsize
-    kept = round((tokens * d + came * (d + 2 * f) + sent * 2 * d) * itemsize)
+    kept = round((tokens * d + came * (d + 2 * f) + sent * d) * itemsize)
     return Held(weights, weights, STATES[optimizer] * weights, kept)

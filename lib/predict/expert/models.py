@@ -10,7 +10,8 @@ and memory and what an optimizer keeps follow all of them.
 [Note: what does not recompute]
 The size printed for Switch-XXL, 395 billion, does not follow from its printed shape: 24 layers of
 encoder and decoder each, with 64 experts of 3 · 4,096 · 10,240 in every second one, have 193 billion in
-experts. So it is not in the table.
+experts. So it is not in the table. GShard prints its sizes rounded, 600 billion where the shape has
+619, and for the experts of all layers 36,684 where 18 layers of 2,048 have 36,864.
 """  # noqa: E501
 
 from dataclasses import dataclass
@@ -83,6 +84,20 @@ def t5(
     )  # fmt: skip
 
 
+def gshard(experts: int, layers: int, published: float) -> ExpertModel:
+    """Return a model of GShard with so many layers in encoder and decoder together, and k = 2.
+
+    Every second layer has experts; source and target have vocabularies of their own.
+    """
+    width, hidden, heads, head_size = 1024, 8192, 16, 128
+    attention = (layers + layers // 2) * 4 * width * heads * head_size
+    return ExpertModel(
+        "GShard", width, layers, layers // 2, experts, 2, hidden, hidden, 2, attention,
+        (64_000 + 2 * 32_000) * width, published=(published, 0.0),
+        source="Lepikhin et al. 2020 (arXiv 2006.16668), table 1 and appendix A.2",
+    )  # fmt: skip
+
+
 def _latent_attention() -> int:
     """Return the parameters of one layer of DeepSeek-V3's attention (arXiv 2412.19437, section 4.2)."""  # noqa: E501
     width, heads, plain, rotary, value = 7168, 128, 128, 64, 128
@@ -96,6 +111,7 @@ MODELS = (
     t5("Switch-Base", 768, 12, 12, 2048, 128, 7e9, every=2, matrices=3),
     t5("Switch-Large", 1024, 24, 16, 2816, 128, 26e9, every=2, matrices=3),
     t5("Switch-C", 2080, 15, 32, 6144, 2048, 1571e9, every=1, matrices=2),
+    gshard(2048, 36, 600e9),
     ExpertModel(
         "Mixtral 8x7B", 4096, 32, 32, 8, 2, 14_336, 0, 3,
         32 * (2 * 4096 * 4096 + 2 * 4096 * 1024), 2 * 32_000 * 4096, published=(46.7e9, 12.9e9),

@@ -63,13 +63,14 @@ class _Step:
         self._arrived("index_select", 2 * d)
         self._rows_travel()
         self._compute("mul", 2 * a * d)
-        self._compute("index_add", 3 * a * d + self.n * d)
+        self._compute("index_add_", 3 * a * d)
 
     def backward(self) -> None:
         a, d, f = self.a, self.d, self.f
         self._compute("index_select", 2 * a * d)
-        for _ in range(2):  # of the rows, and of their weights
-            self._compute("mul", 3 * a * d)
+        self._compute("mul", 3 * a * d)  # of the weights
+        self._compute("sum", a * d)
+        self._compute("mul_", 2 * a * d)  # of the rows
         self._rows_travel()
         self._arrived("index_add", 4 * d)
         for _ in range(2):  # of the rows, and of the matrices

@@ -176,8 +176,14 @@ def _attention_backward(gradient, q, k, v, *args, out_shape=None, **kwargs) -> i
     return sdpa_flop_count(q, k, v) * 5 // 2
 
 
-# PyTorch counts the CUDA kernels of attention and leaves out the one for the CPU.
+def _grouped(a, b, *args, out_shape=None, **kwargs) -> int:
+    # Each row of one meets one matrix of the other, or each column one row.
+    return 2 * a[0] * a[1] * b[-1]
+
+
+# PyTorch counts the CUDA kernels of attention, and leaves out the one for the CPU and grouped_mm.
 for _name, _formula in (
+    ("_grouped_mm", _grouped),
     ("_scaled_dot_product_flash_attention_for_cpu", _attention),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
 ):

@@ -10,6 +10,7 @@ import cloudpickle
 import torch
 
 from lib.ranks.state import namespace
+from lib.ranks.transport import operations
 
 _STORAGES = (torch.storage.TypedStorage, torch.UntypedStorage)
 _RANDOM_STATE = torch.Generator().get_state().shape
@@ -41,6 +42,8 @@ class Packer(cloudpickle.Pickler):
                 f"A random generator of {item.device} cannot leave its process. Send what its "
                 "get_state() gives."
             )
+        if (named := operations.by_name(item)) is not None:
+            return named
         if isinstance(item, torch.optim.Optimizer):
             self.anywhere.update(_counted_on_gpu(item))
         reduced = super().reducer_override(item)

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from lib.predict.arguments import real, whole
-from lib.single.experts.routing import Assignments, capacity_of, chosen_by_tokens
+from lib.single.experts.batch import OneDevice
+from lib.single.experts.routing import Assignments, chosen_by_tokens
 
 
 def alone(x: Tensor) -> Tensor:
@@ -142,13 +143,12 @@ class ExpertChoice(Gate):
     def __init__(self, width: int, experts: int, k: int, room: float = 1.0):
         super().__init__(width, experts, k)
         self.room = real(room, "room of a gate", zero=False)
+        self.batch = OneDevice()
 
     def forward(self, x: Tensor) -> Decision:
         logits = self.logits(x, self.weight)
         scores = self.scores(logits)
-        each = min(len(x), capacity_of(self.room, len(x) * self.k, self.experts))
-        weights, token = (scores + self.bias).T.topk(each, -1)  # each [E, C]
-        expert = torch.arange(self.experts, device=x.device).repeat_interleave(each)
-        token = token.flatten()
+        chosen = self.batch.largest(scores + self.bias, self.room, self.k)
+        token, expert = chosen.nonzero(as_tuple=True)
         weights = scores[token, expert]
         return Decision(Assignments(token, expert, weights, self.experts), logits, scores)

@@ -16,9 +16,11 @@ from torch.nn.functional import gelu
 
 from lib.predict.arguments import real, whole
 from lib.single.experts.balance import LOSSES
+from lib.single.experts.batch import OneDevice
+from lib.single.experts.combine import weighted_sum
 from lib.single.experts.kinds import gate_of
 from lib.single.experts.products import grouped_product
-from lib.single.experts.routing import DROPS, Assignments, capacity_of, within
+from lib.single.experts.routing import DROPS, Assignments
 from lib.single.models import Block
 
 
@@ -39,22 +41,6 @@ class Experts(nn.Module):
     def launch(self, rows: Tensor, counts: Tensor) -> Callable[[], Tensor]:
         """Return a function that gives the result; where rows travel first, they are under way."""
         return lambda: self(rows, counts.tolist())
-
-
-class OneDevice:
-    """Says what the whole batch decides where one device has all of it.
-
-    Ranks that share a batch put an object in its place that asks the others.
-    """
-
-    def total(self, x: Tensor) -> Tensor:
-        """Return the sum of x over all that share the batch."""
-        return x
-
-    def fitting(self, assignments: Assignments, factor: float, drop: str) -> Tensor:
-        """Return which assignments fit into a capacity: a mask [A]."""
-        capacity = capacity_of(factor, len(assignments.token), assignments.experts)
-        return within(assignments, capacity, drop)
 
 
 class MoE(nn.Module):
@@ -123,8 +109,7 @@ class MoE(nn.Module):
     @staticmethod
     def combined(rows: Tensor, kept: Assignments, returned: Tensor) -> Tensor:
         """Return each token's sum of weight · what its experts returned: [N, D]."""
-        weighted = returned * kept.weight[:, None].to(returned.dtype)
-        return torch.zeros_like(rows).index_add(0, kept.token, weighted)
+        return weighted_sum(returned, kept.weight.to(returned.dtype), kept.token, len(rows))
 
 
 def _checked(losses: Mapping[str, float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import pytest
 
 from lib.course.mixture_of_experts import further, tables
+from lib.course.mixture_of_experts.training import LAST, Run
 from lib.predict import hardware
 from lib.predict.expert.load import dropped
 from lib.predict.expert.models import MODELS
@@ -11,7 +12,8 @@ from lib.predict.roofline import speeds
 
 ALL = [
     tables.published_models, tables.drops, tables.shrinking_batch, tables.hops,
-    tables.hidden_sizes, tables.deep_ep, tables.reached, further.two_levels, further.ties,
+    tables.hidden_sizes, tables.straight, tables.deep_ep, tables.reached, further.two_levels,
+    further.ties,
 ]  # fmt: skip
 
 
@@ -57,7 +59,7 @@ def test_two_hops_win_with_few_rows_and_not_with_many():
         assert int(rows.replace(",", "")) == 8 * int(n.replace(",", ""))
         assert [flat, two] == [f"{1e6 * time:,.0f}µs" for time in times]
         assert ratio == f"{times[1] / times[0]:.2f}"
-    assert [row[4] for row in cells(tables.hops())] == ["0.16", "0.23", "0.85", "1.03"]
+    assert [row[4] for row in cells(tables.hops())] == ["0.16", "0.39", "0.85", "1.03"]
 
 
 def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
@@ -73,6 +75,16 @@ def test_published_rates_are_below_what_the_links_carry():
     ]
 
 
+def test_messages_at_once_take_nearly_what_is_published():
+    printed, one_by_one, at_once = (
+        int(row[-1][:-2].replace(",", "")) for row in cells(tables.straight())
+    )
+    assert printed == 314 and round(printed / at_once - 1, 2) == 0.04
+    assert 3 < one_by_one / printed < 3.5
+    flat = next(row[2] for row in cells(tables.hops()) if row[0] == "128")
+    assert flat == f"{one_by_one:,}µs"
+
+
 def test_rows_that_leave_once_for_each_node():
     first = cells(tables.reached(), 2)
     assert first == [["2", "4.0", "1.0"], ["4", "6.0", "2.7"], ["8", "7.0", "4.6"]]
@@ -86,6 +98,15 @@ def test_with_two_levels_a_token_leaves_once_at_most():
 def test_bfloat16_ties_and_float32_does_not():
     single, half = cells(further.ties())
     assert single[1:] == ["0.0%", "0.0%"] and half[1:] == ["2.0%", "4.0%"]
+
+
+def test_who_waits_has_the_mean_of_single_steps():
+    even, odd = [[[4] * 8] * 4], [[[32, *[0] * 7]] * 4]
+    lines = tables.who_waits({"turns": Run((even + odd) * (LAST // 2), [])}).splitlines()
+    both = [1e3 * tables.step_with(shares).makespan for shares in ([1 / 8] * 8, [1, *[0] * 7])]
+    assert lines[1].split()[-1] == f"{both[0]:.1f}ms"
+    expected = [f"{t:.1f}ms" for t in (sum(both) / 2, *both)]
+    assert lines[2].split() == ["turns", *expected] and max(map(len, lines)) <= 49
 
 
 def test_a_collapsed_gate_makes_the_step_longer():

@@ -24,6 +24,7 @@ OPTIONS = {
         "losses": {"importance": 0.1, "load": 0.1},
     },
     "gshard": {"losses": {"gshard": 0.5}},
+    "expert choice": {"gate": "expert choice", "room": 1.1, "losses": {"z": 0.01}},
 }  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def six_experts():
 
 
 def choosing():
-    return MoE(8, 8, 8, 2, "expert choice")
+    return MoE(8, 8, 8, 2, "expert choice", capacity=1.0)
 
 
 def twice():
@@ -117,7 +117,7 @@ def twice():
     [
         (six_experts, {}, "The layer has 6 experts; 4 ranks cannot share them equally. Choose a"),
         (lambda: GPT(models.SHAPE), {}, "A GPT has no layer of experts. Give a model with"),
-        (choosing, {}, 'the choice over the whole batch is not offered. Give decide="rank"'),
+        (choosing, {}, 'choose the load by `room`, or give decide="rank"'),
         (choosing, {"decide": "some"}, "decide must be one of all, rank, not 'some'"),
         (twice, {}, "blocks.1.mlp is expert parallel already. Apply expert_parallel once."),
     ],

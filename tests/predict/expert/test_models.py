@@ -13,6 +13,7 @@ BY_NAME = {model.name: model for model in models.MODELS}
         ("Switch-Base", 0.07),  # printed in whole billions: 7
         ("Switch-Large", 0.05),
         ("Switch-C", 0.001),
+        ("GShard", 0.035),  # printed in whole hundreds of billions: 600
         ("Mixtral 8x7B", 0.001),
         ("DeepSeek-V3", 0.001),
     ],
@@ -20,7 +21,19 @@ BY_NAME = {model.name: model for model in models.MODELS}
 def test_all_parameters_are_those_that_were_printed(name, within):
     model = BY_NAME[name]
     assert model.total == pytest.approx(model.published[0], rel=within)
-    assert set(BY_NAME) == {m.name for m in models.MODELS} and len(BY_NAME) == 5
+    assert set(BY_NAME) == {m.name for m in models.MODELS} and len(BY_NAME) == 6
+
+
+# Experts, layers, weights as printed: Lepikhin et al. 2020 (arXiv 2006.16668), table 1.
+GSHARD = [
+    (2048, 36, 600e9), (2048, 12, 200e9), (512, 36, 150e9), (512, 12, 50e9), (128, 36, 37e9),
+    (128, 12, 12.5e9), (2048, 60, 1e12),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("experts", "layers", "printed"), GSHARD)
+def test_all_sizes_of_gshard_are_near_those_that_were_printed(experts, layers, printed):
+    assert models.gshard(experts, layers, printed).total == pytest.approx(printed, rel=0.08)
 
 
 @pytest.mark.parametrize(("name", "within"), [("Mixtral 8x7B", 0.002), ("DeepSeek-V3", 0.016)])

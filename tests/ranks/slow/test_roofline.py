@@ -27,6 +27,7 @@ class Counted(TorchDispatchMode):
 A, B = torch.ones(4, 8), torch.ones(8, 16)
 IDS, TABLE = torch.tensor([1, 2, 2]), torch.ones(1000, 8)
 LIST = [torch.ones(10), torch.ones(20)]
+TWO, ENDS = torch.ones(2, 8, 16), torch.tensor([1, 4], dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,10 @@ LIST = [torch.ones(10), torch.ones(20)]
         (lambda: torch._foreach_mul(LIST, 2.0), "_foreach_mul", 0, 4 * 60),
         (lambda: nn.Conv2d(2, 3, 3)(torch.ones(1, 2, 8, 8)), "convolution",
          2 * 3 * 2 * 9 * 36, 4 * (128 + 54 + 3 + 108)),
+        (lambda: nn.functional.grouped_mm(A, TWO, offs=ENDS), "_grouped_mm",
+         2 * 4 * 8 * 16, 4 * (32 + 256 + 64 + 2)),
+        (lambda: nn.functional.grouped_mm(A.T, A[:, :4], offs=ENDS), "_grouped_mm",
+         2 * 8 * 4 * 4, 4 * (32 + 16 + 64 + 2)),
     ],
 )  # fmt: skip
 def test_one_operation(operation, name, flop, nbytes):

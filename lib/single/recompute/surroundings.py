@@ -1,0 +1,55 @@
+"""What a function's result depends on besides its inputs: random numbers and autocast.
+
+A second run of a function gives what the first gave only if these are as they were.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Surroundings:
+    """Holds the random-number states and the autocast settings of the moment in which it is made.
+
+    `tensors` say which devices take part besides the CPU.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], random: bool = True):
+        devices = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
+        self.devices = sorted(devices, key=str) if random else []
+        self.random = random
+        self.states = self._states() if random else []
+        kinds = {"cpu", *(device.type for device in devices)}
+        self.autocast = [
+            {
+                "device_type": kind,
+                "enabled": torch.is_autocast_enabled(kind),
+                "dtype": torch.get_autocast_dtype(kind),
+                "cache_enabled": torch.is_autocast_cache_enabled(),
+            }
+            for kind in sorted(kinds)
+        ]
+
+    @contextmanager
+    def again(self):
+        """Run what is inside as if it were then; the random numbers of now stay as they are."""
+        with ExitStack() as stack:
+            for settings in self.autocast:
+                stack.enter_context(torch.autocast(**settings))
+            if self.random:
+                now = self._states()
+                stack.callback(self._set, now)
+                self._set(self.states)
+            yield
+
+    def _states(self) -> list[Tensor]:
+        others = [torch.get_device_module(device).get_rng_state(device) for device in self.devices]
+        return [torch.get_rng_state(), *others]
+
+    def _set(self, states: list[Tensor]) -> None:
+        own, *others = states
+        torch.set_rng_state(own)
+        for device, state in zip(self.devices, others):
+            torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,94 @@
+"""Measure recomputation against PyTorch's, in turns in the same processes.
+
+    python tests/bench_recompute.py [--repeats 20] [--launches 3] [--only checkpoints,budget]
+
+Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
+"""
+
+import functools
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint as pytorchs
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lib.predict.recompute import best, square_root, use_of
+from lib.predict.shape import GPTShape, MLPShape
+from lib.single import GPT, MLP, mean_squares, next_token_loss
+from lib.single.recompute import block_costs, only, recompute
+from tests.bench_data import Figure, compared, measure_all
+
+SHAPE = GPTShape(layers=12, width=256, heads=4, sequence=128)
+PRODUCTS = [torch.ops.aten.addmm.default, torch.ops.aten.mm.default]
+UNEQUAL = MLPShape((256, 1024, 256, 2048, 256, 512, 4096, 256, 1024, 256, 2048, 512, 256))
+
+
+class TheirCheckpoints(GPT):
+    """A GPT each of whose blocks is in a checkpoint of PyTorch's."""
+
+    selective = False
+
+    def forward(self, x):
+        options = {"use_reentrant": False}
+        if self.selective:
+            options["context_fn"] = lambda: create_selective_checkpoint_contexts(PRODUCTS)
+        for block in self.blocks.values():
+            x = pytorchs(block, x, **options)
+        return x
+
+
+def gpt(kind, selective):
+    """Make the model, ours or theirs: model, optimizer, batch, loss."""
+    if kind == "ours":
+        model = recompute(GPT(SHAPE), "all", only(*PRODUCTS) if selective else None)
+    else:
+        model = TheirCheckpoints(SHAPE)
+        model.selective = selective
+    tokens = torch.randint(256, (2, SHAPE.sequence + 1))
+    batch = tokens[:, :-1], tokens[:, 1:]
+    return model, torch.optim.SGD(model.parameters(), 0.1), batch, next_token_loss
+
+
+def checkpoints(options):
+    """A GPT of 12 layers, every block forgotten, against PyTorch's non-reentrant checkpoint."""
+    make = functools.partial(gpt, selective=False)
+    yield from compared("GPT of 12 layers", make, 1, options, "ours / PyTorch's checkpoint", 1.03)
+
+
+def selective(options):
+    """The same with the results of matrix products kept, against PyTorch's selective policy."""
+    make = functools.partial(gpt, selective=True)
+    yield from compared("GPT of 12 layers", make, 1, options, "ours / PyTorch's selective", 0.9)
+
+
+def chain(kind):
+    """Make an MLP of unequal layers with the best plan, or with that of √n."""
+    model, x = MLP(UNEQUAL), torch.randn(256, UNEQUAL.widths[0])
+    blocks = len(model)
+    costs = block_costs(model, x, [i * o / 1e9 for i, o in zip(UNEQUAL.widths, UNEQUAL.widths[1:])])
+    rule = square_root(blocks)
+    plan = best(costs, use_of(rule, costs).peak, steps=400) if kind == "ours" else rule
+    recompute(model, plan)
+    batch = x, torch.randn(256, UNEQUAL.widths[-1])
+    return model, torch.optim.SGD(model.parameters(), 0.1), batch, mean_squares
+
+
+def budget(options):
+    """A chain of unequal blocks: the best plan within the bytes of √n, against √n."""
+    yield from compared("MLP of 12 unequal layers", chain, 1, options, "best plan / √n", 1.0)
+    costs = block_costs(MLP(UNEQUAL), torch.randn(256, 256), [1.0] * 12)
+    rule = use_of(square_root(12), costs)
+    found = use_of(best(costs, rule.peak, steps=400), costs)
+    yield Figure("bytes at the peak, best plan / √n", found.peak / 1e6, rule.peak / 1e6,
+                 found.peak / rule.peak, "at most 1", found.peak <= rule.peak, "MB")  # fmt: skip
+
+
+def main():
+    """Measure what the options ask for."""
+    measure_all((checkpoints, selective, budget), __doc__, repeats=20)
+
+
+if __name__ == "__main__":
+    main()
