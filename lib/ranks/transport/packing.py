@@ -44,6 +44,10 @@ class Packer(cloudpickle.Pickler):
             )
         if (named := operations.by_name(item)) is not None:
             return named
+        if isinstance(item, types.CodeType):
+            # Since 3.1.3 cloudpickle leaves out the file's name, by which a cell is found.
+            make, arguments = self.dispatch_table[types.CodeType](item)
+            return _code_of, (item.co_filename, make, *arguments)
         if isinstance(item, torch.optim.Optimizer):
             self.anywhere.update(_counted_on_gpu(item))
         reduced = super().reducer_override(item)
@@ -72,6 +76,11 @@ class Packer(cloudpickle.Pickler):
         place, *_ = self.storages[storage._cdata]
         dtype = str(item.dtype)[6:] if typed else None
         return place, dtype, storage._cdata in self.on_cpu
+
+
+def _code_of(filename: str, make, *arguments) -> types.CodeType:
+    """Make a code object that says in which file it was written."""
+    return make(*arguments).replace(co_filename=filename)
 
 
 def _cpu_only(tensor: torch.Tensor) -> set[int]:

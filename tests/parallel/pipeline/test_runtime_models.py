@@ -258,7 +258,9 @@ def unlike(name, one, other):
     if one is None or other is None:
         return [] if one is other else [f"{name}: {one} where the plain model has {other}"]
     tolerance = 1e-10 if one.dtype == torch.float64 else 1e-5
-    near = (one.double() - other.double()).norm() <= tolerance * other.double().norm()
+    # A bias before a norm has a gradient of 0 but for rounding, hence at least 1 % of a unit.
+    size = max(other.double().norm().item(), 0.01)
+    near = (one.double() - other.double()).norm() <= tolerance * size
     return [] if near else [f"{name}: {one.flatten()[:3]} where it is {other.flatten()[:3]}"]
 
 

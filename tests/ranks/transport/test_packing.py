@@ -161,3 +161,14 @@ def test_a_tensor_that_cannot_travel_is_named(worlds):
         RankError, match=r"the arguments\[0\]\['x'\] \(Tensor\): Cannot access storage"
     ):
         worlds(2).run(len, {"x": torch.ones(3).to_mkldnn()})
+
+
+def test_a_function_of_a_cell_knows_its_file():
+    """cloudpickle 3.1.3 leaves the name out; without it a failure could not name the cell."""
+    names = {"__name__": "__main__"}
+    source = "def outer():\n    def inner():\n        return 1\n    return inner\n"
+    exec(compile(source, "/tmp/ipykernel_1/2.py", "exec"), names)
+    there = travel(names["outer"])
+    assert there is not names["outer"] and there()() == 1
+    for function in (there, there()):
+        assert function.__code__.co_filename == "/tmp/ipykernel_1/2.py"
