@@ -4,6 +4,7 @@ import ast
 import re
 import symtable
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import pytest
@@ -45,21 +46,32 @@ def shown(cell):
     return "".join(plain)
 
 
+class Names(NamedTuple):
+    """The names to which a cell gives a value, by import or otherwise, changes in place, reads."""
+
+    imported: set
+    made: set
+    changed: set
+    read: set
+
+
 def names(source):
-    """(the names that this code gives a value or changes in place, the names that it reads)."""
-    bound, read_names, tables = set(), set(), [symtable.symtable(source, "cell", "exec")]
+    imported, made, changed, read_names = set(), set(), set(), set()
+    tables = [symtable.symtable(source, "cell", "exec")]
     for table in tables:
         tables += table.get_children()
         for symbol in table.get_symbols():
             outermost = table.get_type() == "module"
-            if outermost and (symbol.is_assigned() or symbol.is_imported()):
-                bound.add(symbol.get_name())
+            if outermost and symbol.is_imported():
+                imported.add(symbol.get_name())
+            elif outermost and symbol.is_assigned():
+                made.add(symbol.get_name())
             if symbol.is_referenced() and (outermost or symbol.is_global()):
                 read_names.add(symbol.get_name())
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
-            bound |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-    return bound, read_names
+            changed |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    return Names(imported, made, changed, read_names)
 
 
 def needed(notebook, places):
@@ -74,15 +86,16 @@ def needed(notebook, places):
         if cell.cell_type == "code" and not cell.source.startswith("%%")
     }
     given, users = set(), set()
-    for place, (bound, read_names) in code.items():
-        if place in places or read_names & given:
+    for place, cell in code.items():
+        if place in places or cell.read & given:
             users.add(place)
-            given |= bound
+            given |= cell.made | cell.changed  # an import is the same thing wherever it stands
     wanted, kept = set(), set()
-    for place, (bound, read_names) in reversed(code.items()):
-        if place in users or bound & wanted:
+    for place, cell in reversed(code.items()):
+        if place in users or wanted & (cell.imported | cell.made | cell.changed):
             kept.add(place)
-            wanted |= read_names
+            # What a cell makes and reads, it makes first.
+            wanted = (wanted | cell.read) - cell.imported - cell.made
     return kept
 
 

@@ -46,6 +46,16 @@ class Use(NamedTuple):
     again: float
     runs: tuple[int, ...]
 
+    def in_flight(self, microbatches: int) -> int:
+        """Return the bytes at the peak while so many microbatches wait for their backward.
+
+        Each of them holds what its forward left. GPipe has all m in flight, and stage s of p in
+        1F1B the smaller of m and p - s. Source: Huang et al. 2019, "GPipe" (arXiv 1811.06965),
+        section 2.3, where a stage holds O(N + L/K · N/M).
+        """
+        others = whole(microbatches, "The number of microbatches") - 1
+        return others * self.after_forward + self.peak
+
 
 def none(blocks: int) -> Plan:
     """Return the plan that keeps everything."""

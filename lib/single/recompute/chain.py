@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lib.predict.recompute.budget import best
 from lib.predict.recompute.plan import BlockCost, Plan, checked, every, none, square_root
 from lib.single.models import Chain
 from lib.single.recompute.checkpoint import checkpoint
 from lib.single.recompute.kept_operations import Rule
 
-POLICIES = ("none", "all", "sqrt")
+POLICIES = ("none", "all", "sqrt", "selective")
+CHOICES = (
+    f"Choose {', '.join(POLICIES)}, a number of blocks in each checkpoint, or a Plan, such as "
+    "(0, (1, 2), 3)."
+)
 
 
 def recompute(
@@ -25,16 +30,38 @@ def recompute(
     """Let a chain forget by a policy what its blocks keep, in place, and return it.
 
     The model is a `Chain`, such as GPT, or an `nn.Sequential`. The policy is "none", "all" (each
-    block forgets), "sqrt" (a checkpoint around each √n blocks), a number k of blocks in each
-    checkpoint, or a Plan (lib/predict/recompute/plan.py). `keep` chooses operations whose results
-    every checkpoint keeps. Each checkpoint is made inside `around()`, whose hooks see the input
-    that it keeps. Names and weights of the model stay. A slice of it is another chain, which keeps
-    everything: of a pipeline give each stage. Raises TypeError for a model that is no
+    block forgets), "sqrt" (a checkpoint around each √n blocks), "selective" (only what lies between
+    q, k, v and the result of each attention is forgotten, its scores among it), a number k of
+    blocks in each checkpoint, or a Plan (lib/predict/recompute/plan.py). `keep` chooses operations
+    whose results every checkpoint keeps. Each checkpoint is made inside `around()`, whose hooks see
+    the input that it keeps. Names and weights of the model stay. A slice of it is another chain,
+    which keeps everything: of a pipeline give each stage. Raises TypeError for a model that is no
     chain, and ValueError for a policy that does not fit.
     """
-    plan = _plan(policy, len(blocks_of(model)))
+    blocks = blocks_of(model)
+    attentions = [module for module in model.modules() if callable(getattr(module, "core", None))]
+    if policy == "selective" and not attentions:
+        raise ValueError(
+            "The policy 'selective' forgets the scores of attention, and this "
+            f"{type(model).__name__} has no attention with a `core`. {CHOICES}"
+        )
+    plan = none(len(blocks)) if policy == "selective" else _plan(policy, len(blocks))
+    for attention in attentions:
+        core = getattr(attention.core, "forgets", attention.core)
+        attention.core = _Forgetful(core, keep, around) if policy == "selective" else core
     model.forward = functools.partial(_run, model, plan, keep, around)
     return model
+
+
+class _Forgetful:
+    """Calls the core of an attention, which it `forgets`, in a checkpoint."""
+
+    def __init__(self, core: Callable, keep: Rule | None, around):
+        self.forgets, self.keep, self.around = core, keep, around
+
+    def __call__(self, *inputs):
+        with self.around():
+            return checkpoint(self.forgets, *inputs, keep=self.keep)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -56,10 +83,7 @@ def _plan(policy, blocks: int) -> Plan:
         return every(blocks, policy)
     plans = {"none": none, "all": lambda n: every(n, 1), "sqrt": square_root}
     if policy not in plans:
-        raise ValueError(
-            f"No policy is called {policy!r}. Choose {', '.join(POLICIES)}, a number of blocks "
-            "in each checkpoint, or a Plan, such as (0, (1, 2), 3)."
-        )
+        raise ValueError(f"No policy is called {policy!r}. {CHOICES}")
     return plans[policy](blocks)
 
 
@@ -90,14 +114,7 @@ def block_costs(
     costs = []
     for number, block in enumerate(blocks_of(model)):
         x = x.detach().requires_grad_(x.is_floating_point())
-        kept: dict[int, int] = {}
-
-        def note(t, kept=kept):
-            kept[_place(t)] = t.untyped_storage().nbytes()
-            return t
-
-        with saved_tensors_hooks(note, lambda t: t):
-            y = block(x)
+        kept, y = _kept(block, x)
         inside = sum(
             n for place, n in kept.items() if place not in weights | {_place(x), _place(y)}
         )
@@ -105,6 +122,40 @@ def block_costs(
         costs.append(BlockCost(x.untyped_storage().nbytes(), inside, taken))
         x = y
     return costs
+
+
+def kept_bytes(model: nn.Module, x: Tensor) -> int:
+    """Return the bytes that autograd keeps after a forward of x, its input among them.
+
+    Each storage counts once, and parameters and buffers do not.
+    """
+    weights = {_place(t) for t in (*model.parameters(), *model.buffers())}
+    return sum(nbytes for place, nbytes in _kept(model, x)[0].items() if place not in weights)
+
+
+def best_plan(
+    model: nn.Module, x: Tensor, budget: float, seconds: Sequence[float] | None = None
+) -> Plan:
+    """Return the plan that computes least again for x, if activations may hold `budget` bytes.
+
+    Blocks are measured as `block_costs` does, and the plan is `best` of lib.predict.recompute: each
+    block runs at most once again. Raises ValueError for a budget that no such plan meets.
+    """
+    return best(block_costs(model, x, seconds), budget)
+
+
+def _kept(block: Callable, x: Tensor) -> tuple[dict[int, int], Tensor]:
+    """Return what autograd keeps of a call, storage -> bytes, and the result."""
+    kept: dict[int, int] = {}
+    storages = []  # none is freed while others are counted, so no two have the same place
+
+    def note(t):
+        storages.append(t.untyped_storage())
+        kept[_place(t)] = t.untyped_storage().nbytes()
+        return t
+
+    with saved_tensors_hooks(note, lambda t: t):
+        return kept, block(x)
 
 
 def _place(tensor: Tensor) -> int:
