@@ -1,6 +1,7 @@
 """What a chain of blocks keeps for backward and what it computes again, by policy and by hand."""
 
 from collections.abc import Sequence
+from math import isqrt
 
 from lib.draw.parts import captions
 from lib.draw.parts.picture import Picture
@@ -12,7 +13,6 @@ from lib.predict.recompute import (
     best,
     every,
     none,
-    play_plan,
     read_plan,
     smallest_peak,
     square_root,
@@ -20,15 +20,21 @@ from lib.predict.recompute import (
 )
 from lib.predict.recompute.costs import backward_of, costs_of, frontier
 from lib.predict.recompute.plan import checked
+from lib.predict.recompute.played import backward_seconds
 from lib.predict.shape import GPTShape, ModelShape
 
 MOST_BLOCKS = 96  # drawn; use_of counts longer chains
 POLICIES = ("none", "all", "sqrt", "budget")
+_STEPS = 400  # of bytes, in which the best plans are looked for
 _LEFT_OUT = (
     "Parameters, gradients, the output of the chain and what an operation needs for a moment are "
     "left out."
 )
-_BY_HAND = "A block forgotten by hand is a checkpoint of its own until it is joined with others."
+_MEANING = (
+    "A box is as full as the share that its block holds after forward; a bracket is a checkpoint, "
+    "which holds the input of its first block. A block forgotten by hand is a checkpoint of its "
+    "own until it is joined with others."
+)
 
 
 def keep(
@@ -62,29 +68,27 @@ def keep(
         names, source = names or _names_of(blocks), _shape_source(speeds, batch)
         blocks = costs_of(blocks, *size)
     costs = _costs(blocks)
-    seconds = _backward(costs, backward)
+    seconds = backward_seconds(costs, backward)
     names = [str(name) for name in names] or [str(block) for block in range(len(costs))]
     if len(names) != len(costs):
         raise ValueError(
             f"There are {len(costs)} blocks and {len(names)} names. Give a name for each, or none."
         )
     limit, par = _goals(costs, budget, par)
-    begin = _start(policy, costs, limit, by_hand)
+    budgets = _budgets(costs, limit)
+    begin = _start(policy, costs, budgets, limit, by_hand)
     own, unread = _attempt(text, len(costs))
     data = {
         "names": names, "input": [cost.input for cost in costs], "backward": seconds,
         "inside": [cost.inside for cost in costs], "forward": [cost.forward for cost in costs],
         "least": smallest_peak(costs), "limit": limit, "par": par, "unit": unit,
         "byHand": bool(by_hand), "unread": unread,
-        "budgets": [] if by_hand else _budgets(costs, limit),
+        "budgets": [] if by_hand else budgets,
     }  # fmt: skip
     plan = begin.pop("plan") if own is None else own
-    begin["budget"] = next(
-        (n for n, one in enumerate(data["budgets"]) if one["bytes"] == limit), 0
-    )
     data["begin"] = begin
     data["start"] = begin if own is None else begin | {"policy": "hand", "hand": own}
-    data["caption"] = captions.joined(source, _LEFT_OUT, _BY_HAND, caption)
+    data["caption"] = captions.joined(source, _LEFT_OUT, _MEANING, caption)
     return Picture(_story(plan, data["start"], costs, limit), ("keep", data))
 
 
@@ -127,34 +131,26 @@ def _costs(blocks) -> list[BlockCost]:
     return costs
 
 
-def _backward(costs: list[BlockCost], given) -> list[float]:
-    """Return the seconds of each block's backward; play_plan says what is wrong with them."""
-    run = play_plan(none(len(costs)), costs, given)
-    if given is None:
-        return [2 * cost.forward for cost in costs]
-    assert run.bars
-    return [float(seconds) for seconds in given]
-
-
 def _goals(costs, budget, par) -> tuple[int | None, float | None]:
     par = None if par is None else real(par, "par", zero=False)
     if budget is None:
         return None, par
     limit = whole(budget, "budget")
-    best(costs, limit)  # says what is wrong with one that is too small
+    best(costs, limit, 1)  # says what is wrong with one that is too small
     return limit, par
 
 
-def _start(policy, costs, limit: int | None, by_hand: bool) -> dict:
+def _start(policy, costs, budgets: list[dict], limit: int | None, by_hand: bool) -> dict:
     """Return what the controls are set to at first, and the plan that this leads to."""
     count = len(costs)
-    state = {"policy": policy, "k": max(1, int(count**0.5)), "hand": none(count)}
+    at = next((n for n, one in enumerate(budgets) if one["bytes"] == limit), 0)
+    state = {"policy": policy, "k": isqrt(count), "budget": at, "hand": none(count)}
     if isinstance(policy, tuple):
         plan, state["policy"] = checked(policy, count), "hand"
     elif is_whole(policy):
         plan, state["policy"], state["k"] = every(count, policy), "every", int(policy)
     elif policy == "budget" and limit is not None:
-        plan = best(costs, limit, _STEPS)
+        plan = budgets[at]["plan"]
     elif policy in POLICIES[:-1]:
         rules = {"none": none, "all": lambda n: every(n, 1), "sqrt": square_root}
         plan = rules[policy](count)
@@ -169,14 +165,12 @@ def _start(policy, costs, limit: int | None, by_hand: bool) -> dict:
     return state | {"plan": plan}
 
 
-_STEPS = 400  # of bytes, in which the best plans are looked for
-
-
 def _budgets(costs: list[BlockCost], limit: int | None) -> list[dict]:
     """Return what the slider of budgets can be set to: bytes, and the best plan within them."""
     plans = {choice.use.peak: choice.plan for choice in frontier(costs, steps=_STEPS)}
     if limit is not None:
-        plans[limit] = best(costs, limit, _STEPS)
+        within = [best(costs, limit, _STEPS), *(plans[peak] for peak in plans if peak <= limit)]
+        plans[limit] = min(within, key=lambda plan: use_of(plan, costs).again)
     return [{"bytes": nbytes, "plan": plans[nbytes]} for nbytes in sorted(plans)]
 
 
@@ -198,7 +192,7 @@ def _story(plan: Plan, start: dict, costs: list[BlockCost], limit: int | None) -
     words = {
         "none": lambda: "everything kept",
         "all": lambda: "each block forgotten, in a checkpoint of its own",
-        "sqrt": lambda: f"{around(int(count**0.5))} (√{count})",
+        "sqrt": lambda: f"{around(isqrt(count))} (√{count})",
         "every": lambda: around(start["k"]),
         "budget": lambda: f"the best plan within {limit:,} bytes",
         "hand": lambda: "a plan made by hand",

@@ -7,11 +7,11 @@ import { layFrontier, pointsOf } from "./keep_frontier.js";
 import { blockDrag, keepByKey, keepUndo, pressPoint } from "./keep_hand.js";
 import { againShade, KEEP, layChain } from "./keep_layout.js";
 import { playPlan } from "./keep_play.js";
-import { planOf, planText } from "./keep_plans.js";
+import { planOf, textOfPlan } from "./keep_plans.js";
 import { keepSentences, keepSummary } from "./keep_words.js";
 import { textMark } from "./marks.js";
 import { shadeOfKind } from "./memory_stacks.js";
-import { amount, plural } from "./numbers.js";
+import { amount } from "./numbers.js";
 
 const KEEP_HINT = "Click a block to forget it or to keep it, and drag across blocks to put them " +
   "into one checkpoint. Or go to a block with the arrow keys: Enter forgets or keeps it, and ] " +
@@ -52,8 +52,9 @@ function keepControls(data, planNow) {
   const copy = (state) => ({ message: copyPlan(planNow(state)) });
   const options = KEEP_POLICIES.filter(([name]) => name !== "budget" || budgets.length);
   const undo = { kind: "button", label: "Undo", press: keepUndo, off: isPlain };
-  const reset = { kind: "button", label: "Reset", press: () => ({ ...begin, past: [], message: "" }) };
-  const show = (n) => amount(budgets[n].bytes, "B");
+  const anew = () => ({ ...begin, past: [], message: "" });
+  const reset = { kind: "button", label: "Reset", press: anew };
+  const show = (n) => amount(budgets[n]?.bytes ?? 0, "B"); // by hand there are none
   const isHidden = (name) => (state) => byHand || state.policy !== name;
   const slider = (name, label, more, of) => (state) => {
     return { kind: "slider", name, label, ...more, hidden: isHidden(of)(state) };
@@ -69,8 +70,8 @@ function keepControls(data, planNow) {
 }
 
 function copyPlan(plan) {
-  return copyText(planText(plan))
-    ? `Copied: ${planText(plan)}`
+  return copyText(textOfPlan(plan))
+    ? `Copied: ${textOfPlan(plan)}`
     : 'Not copied: the plan stands under "In words".';
 }
 
@@ -85,15 +86,16 @@ function layKeep(data, points, state, width) {
   const budget = state.policy === "budget" ? data.budgets[state.budget].bytes : data.limit;
   const longest = Math.max(run.end, playPlan(data, planOf("all", data.names.length)).end);
   const most = Math.max(none.peak, run.peak, Math.min(budget || 0, 1.2 * none.peak));
-  const { marks, y: below, place } = layChain(data, plan, run, { longest, most, budget }, width);
+  const spans = { longest, most, allKept: none.peak, budget };
+  const { marks, y: below, place } = layChain(data, plan, run, spans, width);
   let y = below;
-  const sentences = keepSentences(data, state, run, budget);
+  const words = keepSentences(data, state, run, budget);
   const wordsLeft = width < 480 ? 6 : left; // a narrow page needs the whole line
-  for (const line of sentences.flatMap((text) => wrapText(text, right - wordsLeft))) {
+  for (const line of wrapText(words, right - wordsLeft)) {
     marks.push(textMark(wordsLeft, y, line));
     y += style.line;
   }
-  const chart = layFrontier({ data, points, run, budget }, left, right, y + 12);
+  const chart = layFrontier({ data, points, run, budget }, wordsLeft, left, right, y + 12);
   const legend = legendMarks(keysOfKeep(data, budget), wordsLeft, chart.y + 6, width);
   const summary = keepSummary(data, state, plan, run);
   const all = [...marks, ...chart.marks, ...legend.marks];
@@ -109,5 +111,5 @@ function keysOfKeep({ byHand, par }, budget) {
     ["this plan", style.ink],
   ];
   if (byHand) return keys;
-  return [...keys, ["best within a budget", style.compute.step]];
+  return [...keys, ["best within a budget", style.faint]];
 }

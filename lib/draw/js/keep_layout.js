@@ -15,7 +15,7 @@ export const againShade = () => tint(colourOf("forward"), 0.28);
 
 // Lays out boxes, bars and memory; gives {marks, y, place} with y below them, and where the boxes
 // are.
-export function layChain(data, plan, run, { longest, most, budget }, width) {
+export function layChain(data, plan, run, { longest, most, allKept, budget }, width) {
   const { left, bar, gap, tall, level, top } = KEEP, right = width - KEEP.right;
   const checkpoints = checkpointsOf(plan);
   const levels = 1 + Math.max(0, ...checkpoints.map(({ depth }) => depth));
@@ -29,24 +29,32 @@ export function layChain(data, plan, run, { longest, most, budget }, width) {
     name("forward", forward + bar / 2),
     name("backward", backward + bar / 2),
     name("held", base - 8),
-    ...data.names.flatMap((_, block) => blockMarks(data, plan, block, place)),
+    ...data.names.flatMap((_, block) => chainBoxes(data, plan, block, place)),
     ...checkpoints.map((one) => bracketMark(one, levels, place)),
-    ...run.bars.flatMap((one) => keepBar(data, one, x, one.kind === "backward" ? backward : forward)),
+    ...run.bars.flatMap((one) =>
+      keepBar(data, one, x, one.kind === "backward" ? backward : forward)
+    ),
     lineMark([[x(run.end), forward - 4], [x(run.end), base]], style.faint, {
       thick: 1,
       dash: true,
       about: () => `The step ends after ${amount(run.end, data.unit)}.`,
     }),
-    ...heldBytes(data, run, x, base, most, budget, right),
-    ...axisMarks(left, right, base + 4, 0, longest, data.unit),
+    ...heldLevels({ most, allKept, budget }, base, right),
+    ...heldBytes(run, x, base, most, right),
+    ...axisMarks(left, right, base, 0, longest, data.unit),
   ];
-  return { marks, y: base + 4 + 2 * style.line + 8, place };
+  if (place.step <= 5) { // one outline around all, where each has none
+    const w = right - left;
+    marks.push(boxMark(left, top, w, bar, { edge: shadeOfKind("activations"), about: "" }));
+  }
+  return { marks, y: base + 2 * style.line + 8, place };
 }
 
 // A block of the chain: full where it is kept; else as full as what its checkpoint holds of it.
-function blockMarks(data, plan, block, { left, top, bar, step }) {
+function chainBoxes(data, plan, block, { left, top, bar, step }) {
   const { names, input, inside } = data, isKept = plan.includes(block), more = step > 5 ? 2 : 0.5;
-  const x = left + block * step + more / 2, w = Math.max(1, step - more), all = input[block] + inside[block];
+  const x = left + block * step + more / 2, w = Math.max(1, step - more);
+  const all = input[block] + inside[block];
   const opens = plan.some((item) => Array.isArray(item) && planLeaves(item)[0] === block);
   const holds = isKept ? all : opens ? input[block] : 0, shade = shadeOfKind("activations");
   const about = () =>
@@ -83,30 +91,36 @@ function keepBar({ names, unit }, { kind, block, start, end }, x, y) {
   return [mark, textMark(x(start) + w / 2, y + KEEP.bar / 2, text, letters)];
 }
 
-// What is held, in steps, its peak in figures, and the budget as a line.
-function heldBytes({ names }, { held, end, peak }, x, base, most, budget, right) {
+// What everything kept would hold at the peak, and the budget: lines with names beside them.
+function heldLevels({ most, allKept, budget }, base, right) {
+  const { left, tall } = KEEP, height = (bytes) => base - (bytes / most) * tall;
+  const line = (bytes, name, shade) => {
+    const about = `${name}: ${commas(bytes)} bytes`, y = height(bytes);
+    return lineMark([[left, y], [right, y]], shade, { thick: 1.2, dash: true, about });
+  };
+  const name = (y, text) => textMark(left - 8, y, text, { align: "right" });
+  const top = height(allKept), marks = [line(allKept, "all kept", style.faint)];
+  if (!budget || budget > most) return [...marks, name(top, "all kept")];
+  const label = Math.min(height(budget), base - 8 - style.line); // above "held"
+  marks.push(line(budget, "the budget", style.ink), name(label, "budget"));
+  return Math.abs(label - top) < style.line ? marks : [...marks, name(top, "all kept")];
+}
+
+// What is held, in steps, and its peak in figures.
+function heldBytes({ held, end, peak }, x, base, most, right) {
   const height = (bytes) => base - (bytes / most) * KEEP.tall, points = [[x(0), base]];
   for (const [time, bytes] of held) {
     points.push([x(time), points.at(-1)[1]], [x(time), height(bytes)]);
   }
   points.push([x(end), points.at(-1)[1]], [x(end), base]);
-  const fill = shadeOfKind("activations"), about = "held for backward";
-  const marks = [areaMark(points, fill, { alpha: 1, about, id: "held" })];
-  if (budget) {
-    const y = height(budget), told = `the budget: ${commas(budget)} bytes`;
-    const line = [[x(0), y], [right, y]];
-    marks.push(lineMark(line, style.ink, { thick: 1.2, dash: true, about: told }));
-    const label = Math.min(y, base - 8 - style.line);
-    marks.push(textMark(KEEP.left - 8, label, "budget", { align: "right" }));
-  }
   const at = x(held.find(([, bytes]) => bytes === peak)[0]), y = height(peak) - 13;
   const text = amount(peak, "B"), half = (text.length * style.letter) / 2 + 3;
   const middle = Math.min(Math.max(at, x(0) + half), right - half);
-  marks.push(
-    lineMark([[x(0), base], [right, base]], style.faint, { thick: 1 }),
-    boxMark(at - 3, height(peak) - 3, 6, 6, { fill: style.ink, about: `peak: ${commas(peak)} bytes` }),
+  const fill = shadeOfKind("activations"), about = `peak: ${commas(peak)} bytes`;
+  return [
+    areaMark(points, fill, { alpha: 1, about: "held for backward", id: "held" }),
     boxMark(middle - half, y - 8, 2 * half, 16, { fill: style.paper, about: "" }),
+    boxMark(at - 3, height(peak) - 3, 6, 6, { fill: style.ink, about, id: "peak" }),
     textMark(middle, y, text, { align: "middle" }),
-  );
-  return marks;
+  ];
 }

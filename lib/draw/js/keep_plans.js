@@ -17,8 +17,8 @@ export function rootOf(blocks) {
 }
 
 // Writes a plan as Python does: [[0, 1], [2]] is "((0, 1), (2,))".
-export function planText(plan) {
-  const items = plan.map((item) => (Array.isArray(item) ? planText(item) : String(item)));
+export function textOfPlan(plan) {
+  const items = plan.map((item) => (Array.isArray(item) ? textOfPlan(item) : String(item)));
   return `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
 }
 

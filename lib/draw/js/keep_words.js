@@ -1,6 +1,6 @@
 // What a plan of recomputation takes, in sentences, and what its picture is about in words.
 import { planLeaves } from "./keep_play.js";
-import { planText, rootOf } from "./keep_plans.js";
+import { rootOf, textOfPlan } from "./keep_plans.js";
 import { amount, commas, plural, roundHalfEven } from "./numbers.js";
 
 const CLOSE = 1e-9; // seconds that differ by less than this share are the same
@@ -24,38 +24,35 @@ function percentAgain({ forward }, run) {
 
 // Tells in sentences what the plan takes, and whether it meets its goals.
 export function keepSentences(data, state, run, budget) {
-  const { unit, par } = data, plan = planInWords(data, state);
+  const { unit, par, byHand } = data, isByHand = state.policy === "hand";
+  const plan = isByHand ? "this plan" : planInWords(data, state);
   const seconds = (time) => (unit ? amount(time, unit) : commas(Number(time.toPrecision(6))));
   const again = run.again
     ? `${percentAgain(data, run)} % of forward is computed again, which takes ${seconds(run.again)}`
     : "Nothing is computed again";
-  const lines = [
+  const isGoal = budget && (byHand || state.policy !== "budget");
+  return [
     `With ${plan}, ${amount(run.peak, "B")} are held at the peak.`,
+    isGoal ? budgetSentence(run.peak, budget) : "",
     `${again}, and the step takes ${seconds(run.end)}.`,
-  ];
-  if (!data.byHand && !par) return lines;
-  return [...lines, ...goalSentences(run, budget, par, seconds)];
+    par ? `Par for what is computed again is ${seconds(par)}: it is ${parWords(run, par)}.` : "",
+  ].filter(Boolean).join(" ");
 }
 
-function goalSentences(run, budget, par, seconds) {
-  const lines = [];
-  if (budget) {
-    const over = run.peak - budget, all = amount(budget, "B");
-    lines.push(
-      over > 0
-        ? `That is ${amount(over, "B")} more than the budget of ${all}.`
-        : `That is within the budget of ${all}.`,
-    );
-  }
-  if (par) {
-    const verdict = isWithinPar(run, par) ? "That is within par" : "That is more than par";
-    lines.push(`${verdict}, which is ${seconds(par)} computed again.`);
-  }
-  return lines;
+function budgetSentence(peak, budget) {
+  const over = peak - budget, all = amount(budget, "B");
+  return over > 0
+    ? `That is ${amount(over, "B")} more than the budget of ${all}.`
+    : `That is within the budget of ${all}.`;
 }
 
-// Tells whether a step computes no more again than par.
-export function isWithinPar({ again }, par) {
+// Tells whether a step meets par.
+export function parWords(run, par) {
+  return isWithinPar(run, par) ? "met" : "not met";
+}
+
+// Whether a step computes no more again than par.
+function isWithinPar({ again }, par) {
   return again <= par * (1 + CLOSE);
 }
 
@@ -64,7 +61,7 @@ export function keepSummary(data, state, plan, run) {
   const after = heldAfter(data, plan);
   return [
     `keep: ${plural(data.names.length, "block")}, ${planInWords(data, state)}`,
-    `  plan: ${planText(plan)}`,
+    `  plan: ${textOfPlan(plan)}`,
     `  held: ${commas(after)} bytes after forward, at most ${commas(run.peak)} bytes`,
     `  computed again: ${percentAgain(data, run)} % of forward`,
   ].join("\n");

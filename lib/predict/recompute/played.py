@@ -69,14 +69,7 @@ def play_plan(
     Raises ValueError for a plan of another chain, and unless each block has a time of backward.
     """
     checked(plan, len(costs))
-    backward = [2 * cost.forward for cost in costs] if backward is None else list(backward)
-    if len(backward) != len(costs):
-        raise ValueError(
-            f"There are {len(costs)} blocks and {len(backward)} times of backward. Give one for "
-            "each block, or none."
-        )
-    backward = [real(seconds, "A time of backward") for seconds in backward]
-    step = _Step(costs, backward)
+    step = _Step(costs, backward_seconds(costs, backward))
     step.forward(plan, "forward")
     step.backward(plan)
     runs = [0] * len(costs)
@@ -84,6 +77,22 @@ def play_plan(
         runs[bar.block] += bar.kind != "backward"
     again = sum((n - 1) * cost.forward for n, cost in zip(runs, costs))
     return Played(tuple(step.bars), tuple(step.held), again)
+
+
+def backward_seconds(
+    costs: Sequence[BlockCost], given: Sequence[float] | None = None
+) -> list[float]:
+    """Return the seconds of each block's backward: as given, or twice those of its forward.
+
+    Raises ValueError unless each block has a time.
+    """
+    times = [2 * cost.forward for cost in costs] if given is None else list(given)
+    if len(times) != len(costs):
+        raise ValueError(
+            f"There are {len(costs)} blocks and {len(times)} times of backward. Give one for each "
+            "block, or none."
+        )
+    return [real(time, "A time of backward") for time in times]
 
 
 class _Step:
