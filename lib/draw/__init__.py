@@ -6,6 +6,7 @@ from lib.draw.buckets import buckets
 from lib.draw.collective import collective
 from lib.draw.curves import curve
 from lib.draw.guess import guess
+from lib.draw.keep import keep
 from lib.draw.memory import memory
 from lib.draw.partition import partition
 from lib.draw.parts.picture import Picture
@@ -26,6 +27,7 @@ __all__ = [
     "collective",
     "curve",
     "guess",
+    "keep",
     "memory",
     "partition",
     "routing",

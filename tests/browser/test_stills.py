@@ -9,6 +9,7 @@ from lib.draw import (
     collective,
     curve,
     guess,
+    keep,
     memory,
     partition,
     routing,
@@ -28,6 +29,8 @@ from lib.predict.pipeline.cuts import equal
 from lib.predict.pipeline.play import Costs, play
 from lib.predict.pipeline.schedules import one_f_one_b, pipedream, zb_h1
 from lib.predict.pipeline.versions import weight_versions
+from lib.predict.recompute import BlockCost
+from lib.predict.shape import GPTShape
 from tests.browser.same import crowded, same
 from tests.browser.test_traffic import mixed
 from tests.draw.recorded_routes import runs
@@ -45,6 +48,10 @@ PICTURES = {
     "collective": lambda: collective("all_to_all", "all_gather", ranks=8),
     "curve": lambda: curve({"a": (SIZES, SIZES)}, {"a": fit(SIZES, SIZES)}),
     "guess": lambda: guess("Which rank waits?", choices=["0", "1"]).reveal("1"),
+    "keep": lambda: keep(GPTShape(layers=3), "budget", batch=2, budget=2_000_000),
+    "keep by hand": lambda: keep(
+        [BlockCost(1, 4, 0.1)] * 6, ((0, 1), 2, (3,), 4, 5), by_hand=True, budget=20, par=2, unit=""
+    ),
     "memory": lambda: memory(play(zb_h1(4, 8), PAPER).ledger),
     "memory, two runs": lambda: memory(
         {"ZB-H1": play(zb_h1(2, 8), PAPER).ledger, "1F1B": play(one_f_one_b(4, 8), PAPER).ledger}

@@ -2,7 +2,17 @@
 
 from lib.predict.recompute.binomial import binomial
 from lib.predict.recompute.budget import best, smallest_peak
-from lib.predict.recompute.plan import BlockCost, Plan, Use, every, none, square_root, use_of
+from lib.predict.recompute.plan import (
+    BlockCost,
+    Plan,
+    Use,
+    every,
+    none,
+    read_plan,
+    square_root,
+    use_of,
+)
+from lib.predict.recompute.played import play_plan
 
 __all__ = [
     "BlockCost",
@@ -12,6 +22,8 @@ __all__ = [
     "binomial",
     "every",
     "none",
+    "play_plan",
+    "read_plan",
     "smallest_peak",
     "square_root",
     "use_of",

@@ -5,11 +5,13 @@ The plans have checkpoints beside one another and none inside another, so that e
 most once. Among these the best is found by a dynamic programme over the chain: what matters of the items
 so far is only how many bytes they hold, and each next item, one kept block or a checkpoint around some,
 must fit beside them with everything that its own backward holds. Bytes are counted in steps, rounded up:
-with `steps` steps a plan may hold up to n steps less than the budget allows, and never more than it.
+with `steps` steps a plan may hold up to n steps less than the budget allows, and never more than it. Where
+all sizes are multiples of so many bytes that fewer steps are enough, these are the steps, and nothing is
+rounded.
 """  # noqa: E501
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil, gcd, inf
 
 import numpy as np
 
@@ -43,6 +45,9 @@ def smallest_peak(costs: Sequence[BlockCost]) -> int:
 def _programme(costs, budget: float, steps: int) -> Plan | None:
     """Return the best plan in whole steps of bytes, or None where rounding leaves none."""
     n, step = len(costs), max(budget, 1) / steps
+    common = gcd(*(size for cost in costs for size in (cost.input, cost.inside)))
+    if common and budget // common <= steps:
+        step, steps = common, int(budget // common)
     up = lambda nbytes: ceil(nbytes / step - 1e-9)
     # seconds[i][h]: the least computed again by blocks before i if they hold h steps.
     seconds = np.full((n + 1, steps + 1), inf)

@@ -7,7 +7,7 @@ from lib.predict.memory import activations
 from lib.predict.recompute.budget import best, smallest_peak
 from lib.predict.recompute.plan import BlockCost, Plan, Use, none, use_of
 from lib.predict.shape import GPTShape, MLPShape, ModelShape, length_of
-from lib.predict.step import passes
+from lib.predict.step import passes, seconds
 
 INTEGER = 8  # bytes of a token's number, and of a position
 
@@ -32,8 +32,15 @@ def costs_of(
     else:
         sizes = _sizes(shape, batch, length_of(shape, sequence), itemsize)
     blocks = passes(shape, batch, sequence, itemsize)
-    seconds = (sum(speeds.compute(o.flop, o.bytes) for o in block.forward) for block in blocks)
-    return [BlockCost(*nbytes, taken) for nbytes, taken in zip(sizes, seconds, strict=True)]
+    times = (seconds(block.forward, speeds) for block in blocks)
+    return [BlockCost(*nbytes, taken) for nbytes, taken in zip(sizes, times, strict=True)]
+
+
+def backward_of(
+    shape: ModelShape, batch: int, speeds, sequence: int | None = None, itemsize: int = 4
+) -> list[float]:
+    """Return the seconds of each block's backward, first block first, by the same roofline."""
+    return [seconds(one.backward, speeds) for one in passes(shape, batch, sequence, itemsize)]
 
 
 def _sizes(shape: GPTShape, batch: int, s: int, itemsize: int) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ chain. A checkpoint is counted as running all of its blocks again. (Ours stops b
 last one that saves something, so that it computes a little less.)
 """  # noqa: E501
 
+import ast
 from collections.abc import Iterator, Sequence
 from math import isqrt
 from typing import NamedTuple
@@ -88,12 +89,35 @@ def leaves(plan: Plan) -> Iterator[int]:
 def checked(plan: Plan, blocks: int) -> Plan:
     """Return the plan; raise ValueError unless it has each block once, in the chain's order."""
     found = list(leaves(plan)) if isinstance(plan, tuple) else plan
-    if not isinstance(plan, tuple) or found != list(range(blocks)):
+    if not isinstance(plan, tuple) or found != list(range(blocks)) or _is_odd(plan):
         raise ValueError(
             f"A plan for {blocks} blocks has the numbers 0 to {blocks - 1} once each and in this "
             f"order, in tuples for checkpoints; this one has {found}."
         )
     return plan
+
+
+def _is_odd(plan: Plan) -> bool:
+    """Return True where an item is no number of a block: an empty tuple, 1.0 or True."""
+    return any(
+        not item or _is_odd(item) if isinstance(item, tuple) else isinstance(item, bool | float)
+        for item in plan
+    )
+
+
+def read_plan(text: str, blocks: int) -> Plan:
+    """Return the plan that a text describes, such as "((0, 1), 2)".
+
+    Raises ValueError for a text that is no plan for a chain of so many blocks.
+    """
+    try:
+        plan = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(
+            "The text of a plan has numbers of blocks, in tuples for checkpoints: "
+            f"((0, 1), 2), for example. This is not such a text: {text.strip()[:60]!r}."
+        ) from None
+    return checked(plan, blocks)
 
 
 def use_of(plan: Plan, costs: Sequence[BlockCost]) -> Use:

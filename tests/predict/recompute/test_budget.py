@@ -38,6 +38,19 @@ def test_it_is_the_best_of_all_plans(seed):
         assert found.again == min(use.again for use in uses if use.peak <= budget)
 
 
+@pytest.mark.parametrize("scale", [1, 1_000_003])
+def test_sizes_with_a_common_factor_are_not_rounded(scale):
+    """200 steps would round up each size, and miss the plans that fill a budget to the byte."""
+    costs = [BlockCost(scale, 4 * scale, 1.0)] * 7
+    uses = [use_of(plan, costs) for plan in all_plans(0, 7)]
+    for budget in sorted({use.peak for use in uses}):
+        found = use_of(best(costs, budget), costs)
+        assert found.peak <= budget
+        assert found.again == min(use.again for use in uses if use.peak <= budget)
+    budget = 17 * scale + scale // 2  # no multiple of the factor
+    assert use_of(best(costs, budget), costs) == use_of(best(costs, 17 * scale), costs)
+
+
 def test_all_fits_where_the_budget_is_large():
     costs = drawn(0)
     everything = sum(cost.kept for cost in costs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib.predict.recompute import BlockCost, every, none, square_root, use_of
+from lib.predict.recompute import BlockCost, every, none, read_plan, square_root, use_of
 
 EQUAL = [BlockCost(1, 4, 1.0)] * 6
 
@@ -50,3 +50,24 @@ def test_the_best_number_of_equal_blocks_in_a_checkpoint(inside, best):
     assert peaks == {k: (100 // k - 1) * 5 + k * (5 + inside) for k in peaks}
     assert min(peaks.values()) == peaks[best]
     assert use_of(square_root(100), costs).peak == peaks[10]
+
+
+@pytest.mark.parametrize("plan", [((0, 1), 2), (((0,), 1), 2), (0, 1, 2)])
+def test_the_text_of_a_plan_is_read(plan):
+    assert read_plan(f"\n {plan} ", 3) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0, 1, (2", "The text of a plan has numbers of blocks, in tuples"),
+        ("forget all", "This is not such a text: 'forget all'."),
+        ("(0, 1)", "A plan for 3 blocks has the numbers 0 to 2 once each"),
+        ("[0, 1, 2]", "A plan for 3 blocks has the numbers"),
+        ("(0, (), 1, 2)", "A plan for 3 blocks has the numbers"),
+        ("(False, True, 2.0)", "A plan for 3 blocks has the numbers"),
+    ],
+)
+def test_a_text_that_is_no_plan_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        read_plan(text, 3)
