@@ -130,7 +130,9 @@ def offload_use(
     items = items_of(costs, backward, plan)
     play = _played(items, host, keep, ahead)
     computing = sum(item.forward + item.backward for item in items)
-    taken = {op: sum(host.moving(items[n].kept) for n in blocks) for op, blocks in play.sent.items()}
+    taken = {
+        op: sum(host.moving(items[n].kept) for n in blocks) for op, blocks in play.sent.items()
+    }
     return OffloadUse(
         play.clock, computing, taken["to_host"], taken["to_device"], play.exposed,
         play.after_forward, play.peak, sum(items[n].kept for n in play.sent["to_host"]),

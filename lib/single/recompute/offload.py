@@ -5,9 +5,9 @@
 
 [Note: when copies run]
 The copy of a block's storages begins when its forward ends. The device waits for it when the block
-`ahead` places later has ended, and then frees them. So forward has at most `ahead` + 1 blocks on the
-device beside those that are kept, however slow the link is. Backward of a block asks for its own
-storages, if they are not there, and for those of the `ahead` blocks that it comes to next.
+`ahead` places later has ended, and then frees them. So forward has at most `ahead` + 1 blocks on
+the device beside those that are kept, however slow the link is. Backward of a block asks for its
+own storages, if they are not there, and for those of the `ahead` blocks that it comes to next.
 
 [Note: whose a storage is]
 The output of a block is the input of the next one, which most often saves it. So an output waits
