@@ -7,6 +7,7 @@ the link and of the host (give `HostMemory` a `lib.ranks.host_lanes.HostLanes`).
 """
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
@@ -25,9 +26,15 @@ class Copy:
         Of a copy to the device that is the device's current stream, of one to the host this thread.
         """
         if self.to_device:
-            self.task.wait()
+            self.wait_on_device()
+        elif self.event is not None:
+            self.event.synchronize()
+
+    def wait_on_device(self) -> None:
+        """Let what the device is asked to do from now on come after the copy."""
+        self.task.wait()
         if self.event is not None:
-            self.event.wait() if self.to_device else self.event.synchronize()
+            self.event.wait()
 
 
 class _Task:
@@ -88,22 +95,35 @@ class HostMemory:
         with self.observer.working(op, after, background) as task, as_the_host():
             yield task
 
-    def _copy(self, op: str, destination, source, after) -> Copy:
-        far = source if op == "to_host" else destination  # the device's
-        nbytes, to_device = destination.nbytes, op == "to_device"
+    def together(
+        self, op: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after=()
+    ) -> Copy:
+        """Start to copy several tensors one behind the other, as one row with one latency.
+
+        `op` is "to_host" or "to_device", and the pairs are (destination, source). The device's
+        tensors must live until the device has waited for the copy (`wait_on_device`).
+        """
+        far = pairs[0][1 if op == "to_host" else 0]  # the device's
+        nbytes, stream = sum(destination.nbytes for destination, _ in pairs), None
         with contextlib.ExitStack() as stack:
             if _far(far):
                 stream = self._stream(op, far.device)
-                # What the device has been asked to do with either tensor comes first.
+                # What the device has been asked to do with any of them comes first.
                 stream.wait_stream(torch.accelerator.current_stream(far.device))
                 stack.enter_context(stream)
             task = stack.enter_context(self.observer.copying(op, nbytes, after))
             with as_the_host(), torch.no_grad():
-                destination.copy_(source, non_blocking=True)
-            if not _far(far):
-                return Copy(task, to_device=to_device)
-            far.record_stream(stream)  # its memory is not given to others before the copy is over
-            return Copy(task, stream.record_event(), to_device=to_device)
+                for destination, source in pairs:
+                    destination.copy_(source, non_blocking=True)
+        event = stream.record_event() if stream else None
+        return Copy(task, event, to_device=op == "to_device")
+
+    def _copy(self, op: str, destination, source, after) -> Copy:
+        copy = self.together(op, [(destination, source)], after)
+        if copy.event is not None:  # its memory is not given to others before the copy is over
+            far = destination if copy.to_device else source
+            far.record_stream(self._stream(op, far.device))
+        return copy
 
     def _stream(self, op: str, device: torch.device) -> torch.Stream:
         if (op, device) not in self.streams:

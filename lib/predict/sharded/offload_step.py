@@ -34,7 +34,7 @@ def offloaded_step(
     begins when they have arrived; so it works while the device does.
     `speeds.compute(flop, bytes)` gives the device's seconds.
     """
-    run = _Lanes(host)
+    run = Lanes(host)
     numels = {p.name: p.numel for p in shape.parameters}
     work = step.forward(shape, batch, None, itemsize) + step.backward(shape, batch, None, itemsize)
     per_number = STEP_BYTES[optimizer] * max(4, itemsize) // 4
@@ -116,14 +116,15 @@ def _provenance(speeds, host: HostSpeeds) -> dict:
     return {"speeds": device | link_of(host.link, host.alpha, host.bandwidth)}
 
 
-class _Lanes:
-    """The device, the two directions of the link and the host's processor, each with its clock."""
+class Lanes:
+    """Plays what the device, both directions of its link and the host do; each has a clock."""
 
     def __init__(self, host: HostSpeeds):
         self.host, self.clock, self.rows = host, 0.0, []
         self.free = dict.fromkeys(("to_host", "to_device", "step"), 0.0)
 
-    def compute(self, name: str, seconds: float, nbytes: int) -> None:
+    def compute(self, name: str, seconds: float, nbytes: int = 0) -> None:
+        """Let the device compute for so long."""
         start, self.clock = self.clock, self.clock + seconds
         self.rows.append(Row(0, "compute", name, start, self.clock, bytes=nbytes))
 
@@ -137,12 +138,13 @@ class _Lanes:
         return end
 
     def wait(self, op: str, end: float) -> None:
+        """Let the device wait until then."""
         if end > self.clock:
             self.rows.append(Row(0, "wait", op, self.clock, end, group="host", members=(0,)))
             self.clock = end
 
 
-class _Cached(_Lanes):
+class _Cached(Lanes):
     """Adds the units that come and go, and when what is on its way to the device arrives."""
 
     def __init__(self, host: HostSpeeds, swapped: dict[int, list[str]], prefetch: int):
