@@ -62,7 +62,12 @@ function keepControls(data, planNow) {
   return [
     { kind: "choice", name: "policy", label: "Policy", options, hidden: byHand },
     slider("k", "Blocks in a checkpoint, k", { min: 1, max: names.length }, "every"),
-    slider("budget", "Budget", { min: 0, max: Math.max(0, budgets.length - 1), show }, "budget"),
+    slider(
+      "budget",
+      "Budget in bytes",
+      { min: 0, max: Math.max(0, budgets.length - 1), show },
+      "budget",
+    ),
     undo,
     reset,
     { kind: "button", label: "Copy the plan", press: copy },
