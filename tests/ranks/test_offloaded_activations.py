@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from lib.predict.recompute.costs import costs_of
-from lib.predict.recompute.offload import backward_seconds, offload_use, step_with_offload
+from lib.predict.recompute.costs import backward_of, costs_of
+from lib.predict.recompute.offload import offload_use, step_with_offload
 from lib.predict.recompute.offload_choice import hidden_keep
 from lib.predict.shape import MLPShape
 from lib.predict.sharded.offload import HostSpeeds
@@ -40,7 +40,7 @@ def step():
 
 
 def figures():
-    return costs_of(SHAPE, BATCH, SPEEDS), backward_seconds(SHAPE, BATCH, SPEEDS)
+    return costs_of(SHAPE, BATCH, SPEEDS), backward_of(SHAPE, BATCH, SPEEDS)
 
 
 @pytest.mark.quiet

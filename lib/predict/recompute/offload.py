@@ -19,10 +19,8 @@ from lib.ledger import Ledger, Row
 from lib.predict.arguments import whole
 from lib.predict.provenance import link_of
 from lib.predict.recompute.plan import BlockCost, Plan, checked, leaves, none, use_of
-from lib.predict.shape import ModelShape
 from lib.predict.sharded.offload import HostSpeeds
 from lib.predict.sharded.offload_step import Lanes
-from lib.predict.step import passes, seconds
 
 
 class OffloadUse(NamedTuple):
@@ -71,13 +69,6 @@ def kept_blocks(blocks: int, keep: int | Collection[int] = 1, ahead: int = 1) ->
             f"most {blocks}, or a collection of the numbers of blocks."
         )
     return set(range(blocks - keep, blocks)) | last
-
-
-def backward_seconds(
-    shape: ModelShape, batch: int, speeds, sequence: int | None = None, itemsize: int = 4
-) -> list[float]:
-    """Return the seconds of each block's backward, as `costs_of` does those of its forward."""
-    return [seconds(block.backward, speeds) for block in passes(shape, batch, sequence, itemsize)]
 
 
 def items_of(

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from lib.predict.recompute.encodings import reduced_bytes
 from lib.single.encode.feature import Encoding, Feature, run
@@ -113,26 +112,6 @@ def _run(model: nn.Module, steps: list[_Step], x: Tensor) -> Tensor:
         places = functools.partial(windows, block, x.shape) if step.windows else None
         x, feature = run(block, x, feature, step.output, places)
     return x
-
-
-def kept_bytes(model: nn.Module, x: Tensor) -> int:
-    """Return the bytes that autograd keeps for backward after model(x), each storage once.
-
-    Parameters, buffers and the samples x are not counted.
-    """
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        y = model(x)
-    own = {t.untyped_storage()._cdata for t in (x, *model.parameters(), *model.buffers())}
-    total = sum(nbytes for place, nbytes in kept.items() if place not in own)
-    del y  # only now may a storage go, and its place be taken by another
-    return total
 
 
 def nonzeros(model: nn.Module, x: Tensor) -> list[int]:

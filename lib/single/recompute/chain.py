@@ -125,12 +125,12 @@ def block_costs(
 
 
 def kept_bytes(model: nn.Module, x: Tensor) -> int:
-    """Return the bytes that autograd keeps after a forward of x, its input among them.
+    """Return the bytes that autograd keeps for backward after model(x), each storage once.
 
-    Each storage counts once, and parameters and buffers do not.
+    Parameters, buffers and the samples x are not counted.
     """
-    weights = {_place(t) for t in (*model.parameters(), *model.buffers())}
-    return sum(nbytes for place, nbytes in _kept(model, x)[0].items() if place not in weights)
+    others = {_place(t) for t in (x, *model.parameters(), *model.buffers())}
+    return sum(nbytes for place, nbytes in _kept(model, x)[0].items() if place not in others)
 
 
 def best_plan(

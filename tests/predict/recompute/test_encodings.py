@@ -17,7 +17,8 @@ from lib.predict.recompute.encodings import (
     vgg,
 )
 from lib.single.convnet import VGG
-from lib.single.encode import gist, kept_bytes, lossless, nonzeros
+from lib.single.encode import gist, lossless, nonzeros
+from lib.single.recompute import kept_bytes
 from tests.every import every
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from lib.predict.recompute import BlockCost, none, use_of
-from lib.predict.recompute.costs import costs_of
+from lib.predict.recompute.costs import backward_of, costs_of
 from lib.predict.recompute.offload import (
-    backward_seconds,
     items_of,
     kept_blocks,
     offload_use,
@@ -60,7 +59,7 @@ def test_a_checkpoint_keeps_its_input_and_computes_again():
 
 def test_times_and_bytes_of_a_model_are_those_of_its_step():
     shape, device = GPTShape(layers=4), speeds("H100")
-    costs, back = costs_of(shape, 4, device), backward_seconds(shape, 4, device)
+    costs, back = costs_of(shape, 4, device), backward_of(shape, 4, device)
     assert sum(back) == pytest.approx(
         sum(device.compute(op.flop, op.bytes) for op in backward(shape, 4))
     )

@@ -12,8 +12,8 @@ from lib.predict.shape import MLPShape
 from lib.ranks.memory import Memory
 from lib.single import GPT, MLP
 from lib.single.convnet import VGG, ConvNet
-from lib.single.encode import gist, kept_bytes, lossless, nonzeros
-from lib.single.recompute import checkpoint
+from lib.single.encode import gist, lossless, nonzeros
+from lib.single.recompute import checkpoint, kept_bytes
 from tests.every import every
 
 LOSSLESS = {"binarise": {"sparse": False}, "sparse": {"binarise": False}, "both": {}}
