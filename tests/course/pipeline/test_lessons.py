@@ -40,6 +40,17 @@ def test_kept_bytes_are_predicted_from_those_of_a_microbatch(worlds):
     assert worlds(2).run(kept_bytes, make_model, one_f_one_b, BATCH) == list(run.peak_bytes)
 
 
+@pytest.mark.parametrize("rule", [rules.zb_h1, rules.zb_h2])
+def test_kept_bytes_of_a_split_backward_fall_when_its_w_is_done(worlds, rule):
+    """Case 32: a rank keeps 2 or 3 of 6 microbatches, and all 6 if a split graph stayed alive."""
+    gpipe, split = rules.gpipe(2, 6), rule(2, 6)
+    batch = Batches(6, sequence=8)[0]
+    of_gpipe = worlds(2).run(kept_bytes, make_model, gpipe, batch)
+    run = play(split, Costs(activation=[nbytes // 6 for nbytes in of_gpipe]))
+    assert max(run.peak_microbatches) < 6
+    assert worlds(2).run(kept_bytes, make_model, split, batch) == list(run.peak_bytes)
+
+
 def test_messages_are_counted_by_size(worlds):
     """Each of 4 microbatches crosses the one border forth and back: 1 · 8 · 16 floats."""
     step = worlds(2).record(one_step, make_model, rules.one_f_one_b(2, 4), BATCH)
