@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import marshal
 import pickle
 import types
 
@@ -42,6 +43,8 @@ class Packer(cloudpickle.Pickler):
                 f"A random generator of {item.device} cannot leave its process. Send what its "
                 "get_state() gives."
             )
+        if isinstance(item, types.CodeType):  # cloudpickle 3.1.3 leaves out its file, or its cell
+            return marshal.loads, (marshal.dumps(item),)
         if (named := operations.by_name(item)) is not None:
             return named
         if isinstance(item, torch.optim.Optimizer):

@@ -161,3 +161,13 @@ def test_a_tensor_that_cannot_travel_is_named(worlds):
         RankError, match=r"the arguments\[0\]\['x'\] \(Tensor\): Cannot access storage"
     ):
         worlds(2).run(len, {"x": torch.ones(3).to_mkldnn()})
+
+
+def test_code_of_a_cell_keeps_its_file_and_lines_so_that_failures_name_them():
+    space = {"__name__": "__main__"}
+    exec(compile("def outer():\n    return lambda: 1\n", "/tmp/cell_7.py", "exec"), space)
+    outer = travel(space["outer"])
+    for function, line in ((outer, 1), (outer(), 2)):
+        assert function.__code__.co_filename == "/tmp/cell_7.py"
+        assert function.__code__.co_firstlineno == line
+    assert outer()() == 1
