@@ -33,6 +33,7 @@ OTHER = {
     ("05-tensor-grids", "wall0001"): CLOCK,
     ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",
+    ("06-pipeline-bubbles", "f06a0004"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "bcac3b14"): "on NCCL the messages that block are told before they do",
     ("06-pipeline-bubbles", "d60ffd57"): CLOCK,
     ("07-asynchronous-pipelines", "a2d32170"): CLOCK,

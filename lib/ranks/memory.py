@@ -31,6 +31,7 @@ from lib.ranks.state.live_storages import (
     foreign,
     imagined,
     tensors_of,
+    without_graph,
 )
 from lib.ranks.state.this_rank import this_rank
 
@@ -41,8 +42,8 @@ class _Saved:
     """What autograd keeps instead of a tensor, so that we learn when it lets go."""
 
     def __init__(self, memory, tensor):
-        self.memory, self.tensor = memory, tensor
-        self.pieces = memory._saved(tensor)
+        self.memory, self.pieces = memory, memory._saved(tensor)
+        self.tensor = without_graph(tensor)
 
     def __del__(self):
         del self.tensor  # if it dies here, it leaves as an activation

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from lib.ranks import span
@@ -195,6 +196,57 @@ def test_checkpointing_keeps_less_and_computes_anew():
         assert memory.now["activations"] == 0 < kept
         out.backward(gradient)
     assert max(row.bytes for row in memory.rows if row.op == "activations") >= kept
+
+
+def test_a_graph_that_was_retained_is_let_go_with_its_output():
+    """Case 32: results that autograd saves do not keep their own graph alive."""
+    model, _, x, gradient = made("mlp")
+    x.requires_grad_()
+    with Memory(model) as memory:
+        out = model(x)
+        kept = memory.now["activations"]
+        torch.autograd.grad(out, x, gradient, retain_graph=True)
+        assert memory.now["activations"] == kept == 4 * ROWS * sum(WIDTHS[1:-1])
+        del out
+        assert memory.now == alive(
+            parameters=bytes_of(*model.parameters()), other=bytes_of(x, gradient)
+        )
+
+
+def test_gradients_of_gradients_are_those_without_counting():
+    """What autograd saves is part of its graph again when it comes back."""
+
+    def second():
+        x = torch.linspace(-1, 1, 5, requires_grad=True)
+        (first,) = torch.autograd.grad(x.tanh().exp().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    with Memory(nn.Linear(1, 1)):
+        counted = second()
+    assert torch.equal(counted, second()) and counted.abs().min() > 0
+
+
+class Operations(TorchDispatchMode):
+    """Lists the operations of a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_holding_what_autograd_saves_is_no_operation():
+    """Slow motion, which looks at every operation beside `Memory`, finds none more for it."""
+    model, _, x, _ = made("mlp")
+    with Operations() as plain:
+        out = model(x)
+    with Operations() as beside, Memory(model):
+        counted = model(x)
+    assert torch.equal(out, counted)  # without hooks, autograd itself detaches what it saves
+    assert beside.names == [name for name in plain.names if name != "aten::detach"]
 
 
 def test_what_the_reader_still_holds_is_other():

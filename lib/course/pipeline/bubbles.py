@@ -44,19 +44,21 @@ def score(schedule: Schedule, costs: Costs | None = None) -> Score:
     return Score(schedule.name, run.makespan, many.makespan / STEPS, *bubbles, alive)
 
 
-def table(*schedules: Schedule, costs: Costs | None = None) -> str:
+def table(*schedules: Schedule, costs: Costs | None = None, in_a_run: bool = True) -> str:
     """Return the scores of schedules as two narrow tables; `costs` are those of `score`.
 
-    The first has the time of one step, of a step in a run, and the bubbles share, overhead and span
-    in percent; the second has the microbatches that each rank keeps.
+    The first has the time of one step, of a step in a run (if `in_a_run`), and the bubbles share,
+    overhead and span in percent; the second has the microbatches that each rank keeps.
     """
-    times = [f"{'bubbles in %':<15}{'step':>5}{'run':>6}{'share':>6}{'over':>6}{'span':>6}"]
+    run = f"{'run':>6}" if in_a_run else ""
+    times = [f"{'bubbles in %':<15}{'step':>5}{run}{'share':>6}{'over':>6}{'span':>6}"]
     kept = ["microbatches kept, by rank"]
     for schedule in schedules:
-        name, makespan, in_a_run, *bubbles, alive = score(schedule, costs)
+        name, makespan, each, *bubbles, alive = score(schedule, costs)
         title = f"{name.removesuffix(' 1F1B')} m={schedule.microbatches}"
+        run = f"{each:>6.1f}" if in_a_run else ""
         percents = "".join(f"{100 * bubble:>6.1f}" for bubble in bubbles)
-        times.append(f"{title:<15}{makespan:>5g}{in_a_run:>6.1f}{percents}")
+        times.append(f"{title:<15}{makespan:>5g}{run}{percents}")
         kept.append(f"{title:<15} " + " ".join(f"{count:g}" for count in alive))
     return "\n".join([*times, *kept])
 

@@ -19,9 +19,14 @@ from lib.predict.pipeline.play import Costs, play
 _EIGHT = Costs(1, 1, 1)  # the pipeline of `predict`: 8 ranks, 24 microbatches, times in ms
 
 
-def _played(definition: str = "share") -> float:
-    """Return a bubble of 1F1B on the ranks of `predict`, in percent."""
-    return round(100 * play(schedules.one_f_one_b(8, 24), _EIGHT).bubble(definition), 1)
+def _share(m: int) -> float:
+    """Return the bubble of 1F1B on the ranks of `predict`, as a share, with m microbatches."""
+    return play(schedules.one_f_one_b(8, m), _EIGHT).bubble()
+
+
+def _overhead() -> float:
+    """Return the bubble of 1F1B on the ranks of `predict`, as an overhead in percent."""
+    return round(100 * play(schedules.one_f_one_b(8, 24), _EIGHT).bubble("overhead"), 1)
 
 
 predict = Numbers(
@@ -29,9 +34,9 @@ predict = Numbers(
     task="Put a number in place of each None.",
     answers={
         "makespan": lambda: play(schedules.one_f_one_b(8, 24), _EIGHT).makespan,
-        "share": _played,
-        "overhead": lambda: _played("overhead"),
+        "overhead": _overhead,
         "kept": lambda: play(schedules.one_f_one_b(8, 24), _EIGHT).peak_microbatches[2],
+        "enough": lambda: next(m for m in range(8, 999) if _share(m) < 0.1 - 1e-9),
         "interleaved": lambda: score(schedules.interleaved(16, 24, 2), _EIGHT).makespan,
         "zb_h1": lambda: play(schedules.zb_h1(8, 24), _EIGHT).makespan,
     },
@@ -40,7 +45,8 @@ predict = Numbers(
         "(p - 1)(T_F + T_B). Share and overhead divide the idle time by different things.",
         "Rank r of 1F1B keeps p - r microbatches. With v stages on each rank the idle time is v "
         "times shorter.",
-        "The idle time of ZB-H1 is (p - 1)(T_F + T_I - T_W).",
+        "The idle time of ZB-H1 is (p - 1)(T_F + T_I - T_W). The share of 1F1B is "
+        "(p - 1)/(m + p - 1): with which m is it exactly 10 %?",
     ),
 )
 

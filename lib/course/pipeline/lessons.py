@@ -73,12 +73,12 @@ def work_and_idle(run: Ledger) -> str:
 
 
 def refusal(rows) -> str:
-    """Return the words with which `Schedule` refuses these rows, in lines of at most 56 columns.
+    """Return the words with which `Schedule` refuses these rows, in lines of at most 50 columns.
 
     Raises ValueError if the rows are a legal schedule.
     """
     try:
         Schedule(rows)
     except ValueError as error:
-        return "\n".join(fill(line, 56) for line in str(error).splitlines())
+        return "\n".join(fill(line, 50) for line in str(error).splitlines())
     raise ValueError("These rows are a legal schedule, so nothing is refused.")

@@ -14,7 +14,7 @@ from lib.ranks.process.recorder import exclusive
 from lib.ranks.shared.event import COLUMNS, Event
 from lib.ranks.state.default_device import is_gpu
 from lib.ranks.state.gpu_clock import GpuClock
-from lib.ranks.state.live_storages import HOST, Storages, parts_of, tensors_of
+from lib.ranks.state.live_storages import HOST, Storages, parts_of, tensors_of, without_graph
 
 
 class Device:
@@ -110,7 +110,7 @@ class _Kept:
     """Holds a tensor that autograd saves: an activation, unless it counts as another kind."""
 
     def __init__(self, device: Device, tensor):
-        self.device, self.tensor = device, tensor
+        self.device, self.tensor = device, without_graph(tensor)
         self.pieces = device.storages.see(tensor)
         for piece in self.pieces:
             piece.saved += 1

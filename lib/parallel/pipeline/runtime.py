@@ -1,6 +1,6 @@
 """Pipeline parallelism: each rank has some stages of the model and runs its row of a schedule.
 
-    stage s:  x [B/m, ...] -> y [B/m, ...], sent to the rank of stage s+1; its gradient comes back
+    stage s:  x [N/m, ...] -> y [N/m, ...], sent to the rank of stage s+1; its gradient comes back
 
 [Note: one interpreter]
 A schedule (lib/predict/pipeline/schedules.py) has a row of actions for each rank, and this file
@@ -84,7 +84,7 @@ class Pipeline:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run forward and backward of one batch; return its loss [] on every rank.
 
-        All ranks of the pipeline pass the same batch, inputs [B, ...] and targets [B, ...]; the
+        All ranks of the pipeline pass the same batch, inputs [N, ...] and targets [N, ...]; the
         first stage reads the inputs, the last stage the targets. Gradients add up in .grad. Raises
         ValueError where the microbatches would not be equal.
         """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 HOST = "host"  # the kind of what lies in the host's memory (lib/ledger/host.py)
 
@@ -122,6 +122,19 @@ def storages_of(tensor: torch.Tensor, without_data: bool = False) -> list[torch.
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Give the two dense tensors that a sparse one is made of; of a dense one, itself."""
     return [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
+
+
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Give what a saved-tensor hook may hold: a tensor that does not lead to its own graph.
+
+    The node that saves its result holds what the hook returns. If this led back to the node, a
+    graph that is retained and then dropped would stay, because the garbage collector cannot see the
+    cycle. Autograd puts the result back into its graph when it asks for it.
+    """
+    if tensor.grad_fn is None:
+        return tensor
+    with _disable_current_modes():  # others count operations, and this is none of the program's
+        return tensor.detach()
 
 
 def foreign(kind: type) -> bool:

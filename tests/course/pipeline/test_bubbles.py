@@ -39,6 +39,11 @@ def test_a_table_has_a_line_for_each_schedule():
         "GPipe m=8 8 8 8 8",
         "ZB-H2 m=8 7 7 7 7",
     ]
+    lines = table(rules.gpipe(4, 8), in_a_run=False).splitlines()
+    assert [" ".join(line.split()) for line in lines[:2]] == [
+        "bubbles in % step share over span",
+        "GPipe m=8 33 27.3 37.5 27.3",
+    ]
     widest = table(rules.naive(4, 8), rules.gpipe(8, 32), rules.interleaved(8, 8)).splitlines()
     assert max(map(len, [*lines, *widest])) == 44  # what a phone shows
 
@@ -68,6 +73,14 @@ def test_consecutive_steps_tile_only_without_a_flush():
     """ZB-H1 takes 27.0 in each of sixteen steps, ZB-H2 24.2 of which 0.8 % is idle."""
     h1, h2 = (repeated(rule(4, 8), 16) for rule in (rules.zb_h1, rules.zb_h2))
     assert play(h1).makespan / 16 == 27
+    assert play(h2).makespan == 387 == 16 * 24 + 3
+    rows = play(rules.zb_h1(4, 8)).ledger.where(lane="compute", rank=0)
+    assert min(row.start for row in rows) == 0 and max(row.end for row in rows) == 27
+    starts = [
+        [row.start for row in play(repeated(rules.zb_h2(4, 8), 3)).ledger.where(op="F", rank=rank)]
+        for rank in (0, 3)
+    ]
+    assert [of_rank[::8] for of_rank in starts] == [[0, 24, 48], [3, 27, 51]]
     assert play(h2).makespan / 16 == score(rules.zb_h2(4, 8)).in_a_run == 24.1875
     assert f"{play(h2).bubble():.1%}" == "0.8%"
 
@@ -86,7 +99,7 @@ def test_the_idle_share_of_rows_is_that_of_the_run():
 def test_the_answers_to_the_questions_under_turn_it():
     each = Costs(0.5, 0.5, 0.5)
     for send, makespans in ((0, (33, 33, 28.5)), (1, (39, 49, 46))):
-        costs = {"send": send, "link": "pair"}
+        costs = {"send": send}
         assert play(rules.gpipe(4, 8), Costs(**costs)).makespan == makespans[0]
         assert play(rules.one_f_one_b(4, 8), Costs(**costs)).makespan == makespans[1]
         assert play(rules.interleaved(8, 8), Costs(0.5, 0.5, 0.5, **costs)).makespan == makespans[2]
@@ -121,15 +134,21 @@ def test_recomputation_takes_a_forward_more_for_each_backward():
     assert play(rules.gpipe(4, 8), Costs(forward=1, backward=3)).makespan == 44 == 4 / 3 * 33
 
 
-def test_recomputation_before_the_gradient_arrives_takes_41_as_the_chapter_says():
+def early_recomputation(p: int, m: int) -> float:
     """A rank recomputes as soon as it is free; only the rest of its backward waits for others."""
-    p, m = 4, 8
     free = [rank + m for rank in range(p)]  # when each rank ends its last forward
     for _ in range(m):
         arrives = 0.0
         for rank in reversed(range(p)):
             free[rank] = arrives = max(free[rank] + 1, arrives) + 2
-    assert free[0] == 41 == m * (1 + 1 + 2) + (p - 1) * (1 + 2)
+    return free[0]
+
+
+def test_recomputation_before_the_gradient_arrives_takes_41_as_the_chapter_says():
+    """With m = 4p its ranks still idle for 12.3 % of the time."""
+    for p, m, makespan in ((4, 8, 41), (4, 16, 73)):
+        assert early_recomputation(p, m) == makespan == m * (1 + 1 + 2) + (p - 1) * (1 + 2)
+    assert f"{1 - 16 * 4 / early_recomputation(4, 16):.1%}" == "12.3%"
 
 
 def test_zb_h2_gains_in_a_single_step_where_w_is_short():

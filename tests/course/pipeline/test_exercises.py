@@ -33,12 +33,14 @@ def unbegun(*given): ...
 
 def test_the_numbers_of_the_closed_forms_are_accepted():
     """All times are in ms; the chapter's solution computes them from the same forms."""
-    right = {"makespan": 24 * 3 + 7 * 3, "share": 100 * 21 / 93, "overhead": 100 * 21 / 72}
-    right |= {"kept": 6, "interleaved": 72 + 21 / 2, "zb_h1": 72 + 7}
+    right = {"makespan": 24 * 3 + 7 * 3, "overhead": 100 * 21 / 72, "kept": 6, "enough": 64}
+    right |= {"interleaved": 72 + 21 / 2, "zb_h1": 72 + 7}
     assert chapter_6.predict.check(**right).solved
     for name, number in right.items():
         wrong = chapter_6.predict.check(**(right | {name: 1.05 * number}))
         assert not wrong.solved and f"{name}: " in wrong.text and "is too much" in wrong.text
+    exactly = chapter_6.predict.check(**(right | {"enough": 63}))  # 7/(63 + 7) is not below 10 %
+    assert not exactly.solved and "enough: 63 is too little" in exactly.text
     assert chapter_6.predict.check().text.startswith("Not solved yet: no number is there.")
 
 
@@ -249,6 +251,18 @@ def send_first(x):
     return torch.stack([came, back])
 
 
+def receive_between(x):
+    left, right, came, back = neighbours(x)
+    if right > 0:
+        dist.send(x, right)
+    if left >= 0:
+        dist.recv(came, left)
+        dist.send(-x, left)
+    if right > 0:
+        dist.recv(back, right)
+    return torch.stack([came, back])
+
+
 def no_gradients(x):
     return torch.stack([at_once(x)[0], torch.zeros_like(x)])
 
@@ -256,6 +270,10 @@ def no_gradients(x):
 def test_all_at_once_ends(world):
     verdict = chapter_6.repair.check(at_once, world)
     assert verdict.solved and "Right on ranks 0, 1, 2 and 3" in verdict.text
+
+
+def test_receiving_between_two_sends_also_ends_as_the_solution_says(world):
+    assert chapter_6.repair.check(receive_between, world).solved
 
 
 def test_the_planted_deadlock_is_told_and_the_ranks_live(world):
