@@ -14,6 +14,7 @@ from lib.predict.larger import Larger
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.cuts import Layer
+from lib.predict.pipeline.shared_stages.replicas import RankTraffic
 from lib.predict.shape import GPTShape, MLPShape
 from lib.ranks.slow_motion import SlowMotion
 from lib.single.batches import Batches
@@ -104,15 +105,15 @@ def updates_before_forwards(order: Schedule) -> list[list[int]]:
     return counts
 
 
-def recorded_traffic(ledger: Ledger, rank: int) -> tuple[int, int, int, int]:
-    """Return how many messages a rank sent and their bytes, how many averages and their bytes.
+def recorded_traffic(ledger: Ledger, rank: int) -> RankTraffic:
+    """Count the messages that a rank sent and its averages, and their bytes, in a ledger.
 
     Messages are counted as sent; averages are the all-reduces of a stage, counted as buffers.
     """
     rows = ledger.where(lane="comm", rank=rank)
     messages = [row.bytes for row in rows.where(op="send")]
     averages = [row.bytes for row in rows.where(op="all_reduce", group="stage")]
-    return len(messages), sum(messages), len(averages), sum(averages)
+    return RankTraffic(len(messages), sum(messages), len(averages), sum(averages))
 
 
 def seen_by_stage(seen_by_rank, replicas) -> list[list]:
