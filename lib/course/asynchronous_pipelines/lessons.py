@@ -19,6 +19,7 @@ from lib.predict.shape import GPTShape, MLPShape
 from lib.ranks.slow_motion import SlowMotion
 from lib.single.batches import Batches
 from lib.single.models import GPT
+from lib.single.profile import profile
 from lib.single.train import next_token_loss
 
 SHAPE = MLPShape((6, 16, 16, 16, 3))  # four layers
@@ -215,6 +216,11 @@ def text_stream(microbatches: int) -> list[torch.Tensor]:
     """Return a stream of text for the large GPT: tokens and targets, [N, 4, S] each."""
     batches = Batches(4, LARGE.sequence)
     return [torch.stack(column) for column in zip(*(batches[n] for n in range(microbatches)))]
+
+
+def profile_of_gpt(tokens) -> list[Layer]:
+    """Measure, on this rank, the blocks of the large GPT for one microbatch of tokens [b, S]."""
+    return profile(GPT(LARGE), tokens)
 
 
 def seconds_each(partition, inputs, targets, rounds: int = 2) -> float:
