@@ -128,8 +128,7 @@ class Larger:
     def __str__(self) -> str:
         """Name the large model, and the sizes that stand for its sizes."""
         pairs = _changed(self.dims)
-        large = ", ".join(f"{name} {pair[1]:,}" for name, pair in pairs.items())
-        small = ", ".join(f"{name} {pair[0]:,}" for name, pair in pairs.items())
+        small, large = _written(pairs, 0), _written(pairs, 1)
         kind = "a GPT" if isinstance(self.large, GPTShape) else "an MLP"
         return f"{self.name or kind} with {large} (run with {small})"
 
@@ -264,7 +263,24 @@ def _changed(dims: dict) -> dict:
     widths = {pair for name, pair in dims.items() if name.startswith("width ")}
     if len(widths) == 1:
         dims = {"width": widths.pop(), "batch": dims["batch"]}
-    return {name: pair for name, pair in dims.items() if pair[0] != pair[1]}
+    return {
+        name: pair
+        for name, pair in dims.items()
+        if pair[0] != pair[1] or name.startswith("width ")  # the widths are named together
+    }
+
+
+def _written(pairs: dict, which: int) -> str:
+    """Write the sizes of the small model (0) or the large one (1), with an MLP's widths as one."""
+    sizes = [f"{name} {pair[which]:,}" for name, pair in pairs.items() if name[:6] != "width "]
+    widths = [pair[which] for name, pair in pairs.items() if name[:6] == "width "]
+    if len(set(widths)) == 1:
+        sizes.append(f"{len(widths)} widths of {widths[0]:,}")
+    elif widths:
+        sizes.append(
+            f"widths {', '.join(f'{width:,}' for width in widths[:-1])} and {widths[-1]:,}"
+        )
+    return ", ".join(sizes)
 
 
 def _ambiguous(size: int, meanings: dict[int, str]) -> str:

@@ -108,6 +108,10 @@ def test_own_sizes_are_added_and_the_name_is_said():
         "a chain of layers with width 8,192, batch 4,096 (run with width 96, batch 64)"
     )
     assert str(CHAIN).startswith("an MLP with width 8,192")
+    uneven = Larger(MLPShape((6, 16, 3)), MLPShape((512, 512, 512)), (8, 4096))
+    assert str(uneven) == (
+        "an MLP with batch 4,096, 3 widths of 512 (run with batch 8, widths 6, 16 and 3)"
+    )
     assert str(GPT).startswith("a GPT with batch 8, sequence 1,024, width 1,600, heads 25, hidden")
     assert pickle.loads(pickle.dumps(larger)) == larger == eval(repr(larger)) and hash(larger)
 

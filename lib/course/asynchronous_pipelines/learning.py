@@ -18,7 +18,20 @@ from lib.single.models import MLP
 from lib.single.train import mean_squares
 
 # The schedules after which the pipe is empty at each update. Their rule for versions is "flush".
-_SYNCHRONOUS = {"1F1B": schedules.one_f_one_b, "ZB-H2": schedules.zb_h2}
+_SYNCHRONOUS = {
+    "1F1B": schedules.one_f_one_b,
+    "ZB-H1": schedules.zb_h1,
+    "ZB-H2": schedules.zb_h2,
+}
+
+# How the picture of losses against time is drawn.
+BY_TIME = {
+    "x": ("time (units)", ""),
+    "y": ("loss", ""),
+    "caption": "Losses: measured, median of 21 seeds at rate 0.1. Time: predicted by `play`, in "
+    "units of a forward (a backward takes 2, a message 0).",
+    "lines_are": "measured",
+}
 
 
 def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -> list[float]:
@@ -30,7 +43,8 @@ def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -
 def trained(rule: str, every: int, rates, seeds, stages: int = 4, microbatches: int = 96) -> dict:
     """Train on one device for each rate and seed; return {(rate, seed): losses of a stream}.
 
-    `rule` is a rule for versions of a stream, or a synchronous schedule, "1F1B" or "ZB-H2".
+    `rule` is a rule for versions of a stream, or a synchronous schedule, "1F1B", "ZB-H1" or
+    "ZB-H2". Synchronous schedules with equally many microbatches in a step give equal losses.
     """
     schedule = schedule_of(rule, every, stages, microbatches)
     rule = "flush" if rule in _SYNCHRONOUS else rule
@@ -107,8 +121,8 @@ def _times(rates, gradients):
 def schedule_of(rule: str, every: int, stages: int, microbatches: int):
     """Return the schedule that a rule needs: a stream, which is never flushed, or steps.
 
-    "1F1B" and "ZB-H2" stand for steps of `every` microbatches with this schedule. A rank begins its
-    next step as soon as it has ended the last one.
+    "1F1B", "ZB-H1" and "ZB-H2" stand for steps of `every` microbatches with this schedule. A rank
+    begins its next step as soon as it has ended the last one.
     """
     if rule in _SYNCHRONOUS:
         step = _SYNCHRONOUS[rule](stages, every)

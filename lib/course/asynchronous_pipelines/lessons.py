@@ -14,10 +14,12 @@ from lib.predict.larger import Larger
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.cuts import Layer
+from lib.predict.pipeline.shared_stages.replicas import RankTraffic
 from lib.predict.shape import GPTShape, MLPShape
 from lib.ranks.slow_motion import SlowMotion
 from lib.single.batches import Batches
 from lib.single.models import GPT
+from lib.single.profile import profile
 from lib.single.train import next_token_loss
 
 SHAPE = MLPShape((6, 16, 16, 16, 3))  # four layers
@@ -104,15 +106,15 @@ def updates_before_forwards(order: Schedule) -> list[list[int]]:
     return counts
 
 
-def recorded_traffic(ledger: Ledger, rank: int) -> tuple[int, int, int, int]:
-    """Return how many messages a rank sent and their bytes, how many averages and their bytes.
+def recorded_traffic(ledger: Ledger, rank: int) -> RankTraffic:
+    """Count the messages that a rank sent and its averages, and their bytes, in a ledger.
 
     Messages are counted as sent; averages are the all-reduces of a stage, counted as buffers.
     """
     rows = ledger.where(lane="comm", rank=rank)
     messages = [row.bytes for row in rows.where(op="send")]
     averages = [row.bytes for row in rows.where(op="all_reduce", group="stage")]
-    return len(messages), sum(messages), len(averages), sum(averages)
+    return RankTraffic(len(messages), sum(messages), len(averages), sum(averages))
 
 
 def seen_by_stage(seen_by_rank, replicas) -> list[list]:
@@ -214,6 +216,11 @@ def text_stream(microbatches: int) -> list[torch.Tensor]:
     """Return a stream of text for the large GPT: tokens and targets, [N, 4, S] each."""
     batches = Batches(4, LARGE.sequence)
     return [torch.stack(column) for column in zip(*(batches[n] for n in range(microbatches)))]
+
+
+def profile_of_gpt(tokens) -> list[Layer]:
+    """Measure, on this rank, the blocks of the large GPT for one microbatch of tokens [b, S]."""
+    return profile(GPT(LARGE), tokens)
 
 
 def seconds_each(partition, inputs, targets, rounds: int = 2) -> float:
