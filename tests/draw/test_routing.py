@@ -81,6 +81,19 @@ def test_shares_are_darker_the_more_tokens_an_expert_has():
     assert str(picture).startswith("routing: no loss, seed 1, step 5: 256 tokens of 4 ranks")
 
 
+def test_columns_between_the_ends_are_labelled_where_there_are_many():
+    """Recorded steps may be far closer together at one end, which two labels do not show."""
+    steps = (0, 1, 2, 3, 5, 8, 12, 16, 20, 30, 50, 99)
+    picture = routing({"a": {0: dict.fromkeys(steps, TABLE)}})
+    for step in (0, 3, 12, 30, 99):
+        (label,) = [m for m in picture.marks if m.kind == "text" and m.text.split()[-1] == str(step)
+                    and m.y > boxes(picture, "step 0, expert 2: ")[0].y]  # fmt: skip
+        (cell,) = boxes(picture, f"step {step}, expert 0: ")
+        assert step in (0, 99) or label.x == pytest.approx(cell.x + cell.w / 2, abs=0.01)
+    few = routing({"a": {0: dict.fromkeys(steps[:11], TABLE)}})
+    assert "12" in texts(picture) and "12" not in texts(few)
+
+
 def test_the_last_step_of_the_first_run_is_drawn_first():
     assert str(routing(runs())).startswith(f"routing: no loss, seed 0, step {STEPS[-1]}: ")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from statistics import mean, median
+from statistics import mean
 
 import torch
 
@@ -13,6 +13,7 @@ from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.mixture_of_experts.training import SEEDS, WAYS, Run, trained
 from lib.predict.expert.traffic import even_rows
+from lib.single.experts import MoE
 
 # --- predict
 
@@ -116,7 +117,7 @@ repair = Exercise(
     hints=(
         "With one layer the program is right. What does it compute of four layers that each have "
         "another favourite?",
-        "A sum of products is not the product of sums: compute f, P and their product for each "
+        "A sum of products is not the product of sums: compute f, m and their product for each "
         "layer alone.",
         "`for own, experts in zip(scores, chosen):` goes through the layers; return the mean.",
     ),
@@ -132,20 +133,59 @@ def _with_bias(seed: int) -> Run:
     return trained(*WAYS["bias"], seed)
 
 
+class _MoreThanTheBias(Exception):
+    """Says what a rule changed that it must leave."""
+
+
+def _left_alone(layer: MoE) -> dict:
+    """Return what a rule must leave: weights and buffers without the bias, and options."""
+    weights = {name: value.clone() for name, value in layer.state_dict().items()}
+    bias = weights.pop("gate.bias")
+    options = {
+        "the shape of the layer's `gate.bias`": tuple(bias.shape),
+        "the layer's `gate`": id(layer.gate),
+        "the layer's `gate.k`": layer.gate.k,
+        "the layer's `capacity`": layer.capacity,
+        "the layer's `loss_weights`": dict(layer.loss_weights),
+        "which of the layer's parameters are trained": [
+            p.requires_grad for p in layer.parameters()
+        ],
+    }
+    return {f"the layer's `{name}`": value for name, value in weights.items()} | options
+
+
+def _applied(rule: Callable, layer: MoE, counts: torch.Tensor) -> None:
+    """Call the rule; raise _MoreThanTheBias where it changes anything but the gate's bias."""
+    before = _left_alone(layer)
+    rule(layer, counts)
+    after = _left_alone(layer)
+    for name in before | after:
+        old, new = before.get(name), after.get(name)
+        equal = torch.equal if isinstance(old, torch.Tensor) else lambda a, b: a == b
+        if (old is None) != (new is None) or not equal(old, new):
+            raise _MoreThanTheBias(
+                f"The rule changes {name}. It may change the values of "
+                "`layer.gate.bias` and nothing else."
+            )
+
+
 @dataclass
 class Rule(Hints):
-    """Judges a rule by drops and by the loss, over three seeds, against the library's bias."""
+    """Judges a rule by what a capacity would drop, over three seeds, against the library's bias.
+
+    The model's loss is not judged: in this small training it is the same without experts.
+    """
 
     task: str = "Fill in the body of `my_rule`: change `layer.gate.bias` by the counts."
 
     def check(self, rule: Callable | None = None) -> Verdict:
-        """Train with the rule and with the bias, and compare their drops and losses."""
+        """Train with the rule and with the bias, and compare their drops."""
         if rule is None:
             return self._open("no rule is there", self.task)
         moved = []
 
         def watched(layer, counts):
-            rule(layer, counts)
+            _applied(rule, layer, counts)
             moved.append(bool(layer.gate.bias.any()))
 
         try:
@@ -154,18 +194,17 @@ class Rule(Hints):
                 own.append(trained({}, 0.0, seed, watched))
                 if not any(moved):
                     return self._open("the bias is still 0", self.task)
+        except _MoreThanTheBias as change:
+            return self._not_yet(str(change))
         except Exception as error:
             return self._not_yet(f"The rule failed: {type(error).__name__}: {error}")
         par = [_with_bias(seed) for seed in SEEDS]
         dropped, at_par = (mean(run.dropped(FACTOR) for run in runs) for runs in (own, par))
-        loss, loss_at_par = (median(run.loss() for run in runs) for runs in (own, par))
         words = (
             f"A capacity factor of {FACTOR} would drop {dropped:.1%} of the tokens; with the "
-            f"library's bias it drops {at_par:.1%}.\nThe median loss of three seeds is "
-            f"{loss:.3f}; with the library's bias it is {loss_at_par:.3f}."
+            f"library's bias it drops {at_par:.1%}."
         )
-        good = dropped <= at_par and loss <= loss_at_par + 0.05
-        return Verdict(True, f"Solved. {words}") if good else self._not_yet(words)
+        return Verdict(True, f"Solved. {words}") if dropped <= at_par else self._not_yet(words)
 
 
 invent = Rule(

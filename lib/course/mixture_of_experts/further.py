@@ -33,7 +33,8 @@ def ties(experts: int = 256, k: int = 8, rows: int = 1024) -> str:
     draw = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(rows, experts, generator=draw, dtype=torch.float64, device="cpu")
     right = set_of(logits.softmax(-1), k)
-    lines = ["scores    other choice   tie"]
+    lines = ["4: tokens with another choice, and with a tie"]
+    lines.append("scores    other choice   tie")
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         scores = logits.softmax(-1).to(dtype)
         best = scores.topk(k + 1, -1).values

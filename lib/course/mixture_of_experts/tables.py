@@ -1,6 +1,8 @@
 """Tables of chapter 8, predicted and published: models, small batches, two hops, links."""
 
+from collections import Counter
 from collections.abc import Sequence
+from random import Random
 from statistics import mean
 
 from lib.ledger import Ledger
@@ -65,18 +67,31 @@ def step_with(shares: Sequence[float], ranks: int = 4) -> Ledger:
 
 
 def who_waits(runs: dict) -> str:
-    """Write how long such a step takes with an even load, and with those of a run's last steps.
+    """Write how long such a step takes: even, by chance, and as in a run's last steps.
 
-    `runs` are {way: Run}; a line has the mean, the shortest and the longest step.
+    `runs` are {way: Run}; a line has the mean, the shortest and the longest step. By chance, each
+    of 256 tokens, as in a step of the runs, or of 16,384, as in the step that is predicted,
+    chooses one of the 8 experts at random, 40 times.
     """
-    lines = [f"{'':<14}   mean  shortest  longest"]
+    lines = [f"{'':<16}   mean  shortest  longest"]
     even = 1e3 * step_with([1 / 8] * 8).makespan
-    lines.append(f"{'even load':<14}{even:>5.1f}ms")
-    for name, run in runs.items():
-        times = [1e3 * step_with(shares).makespan for shares in run.shares()]
+    lines.append(f"{'even load':<16}{even:>5.1f}ms")
+    steps = {f"{n:,} by chance": shares_by_chance(n) for n in (16_384, 256)}
+    steps |= {name: run.shares() for name, run in runs.items()}
+    for name, of_step in steps.items():
+        times = [1e3 * step_with(shares).makespan for shares in of_step]
         figures = f"{mean(times):>5.1f}ms{min(times):>8.1f}ms{max(times):>7.1f}ms"
-        lines.append(f"{name:<14}{figures}")
+        lines.append(f"{name:<16}{figures}")
     return "\n".join(lines)
+
+
+def shares_by_chance(tokens: int, experts: int = 8, draws: int = 40) -> list[list[float]]:
+    """Draw the shares of experts of which each token chooses one at random: [draws, E]."""
+    draw, shares = Random(0), []
+    for _ in range(draws):
+        chosen = Counter(draw.choices(range(experts), k=tokens))
+        shares.append([chosen[expert] / tokens for expert in range(experts)])
+    return shares
 
 
 def shrinking_batch(gpus=(1, 8, 64)) -> str:
@@ -99,7 +114,8 @@ def shrinking_batch(gpus=(1, 8, 64)) -> str:
 def hops(tokens=(1, 128, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
     """Write how long one all_to_all takes, flat and in two hops, by tokens of a GPU."""
     device = speeds("H100", "NVLink4", node=node, between="InfiniBand NDR")
-    lines = ["tokens  rows sent     flat  two hops  ratio"]
+    lines = ["1: predicted time of one all_to_all"]
+    lines.append("tokens  rows sent     flat  two hops  ratio")
     for n in tokens:
         nbytes = n * K * WIDTH * 2
         flat, two = (1e6 * exchange(way, gpus, nbytes, device) for way in ("flat", "two hops"))
@@ -124,7 +140,7 @@ def deep_ep() -> str:
     carries b·n/(n - 1), counting those that stay.
     """
     link = float(hardware.link("InfiniBand NDR").bandwidth) / 1e9
-    lines = ["GB/s    dispatch  combine  predicted   error"]
+    lines = ["3: published rates", "GB/s    dispatch  combine  predicted   error"]
     for nodes, rates in DEEP_EP.items():
         ours = link * nodes / (nodes - 1)
         errors = " ".join(f"{ours / rate - 1:+.0%}" for rate in rates)
@@ -143,7 +159,7 @@ def straight() -> str:
         "messages one by one": exchange("flat", 64, nbytes, device),
         "messages at once": at_once,
     }
-    lines = ["128 tokens, one all_to_all"]
+    lines = ["2: published time of one combine, 128 tokens"]
     return "\n".join(lines + [f"{name:<22}{1e6 * t:>7,.0f}µs" for name, t in rows.items()])
 
 

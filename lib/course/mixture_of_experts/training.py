@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
-from statistics import mean, median
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -136,7 +136,7 @@ def trainings(world, ways=tuple(WAYS), seeds=SEEDS) -> dict[str, dict[int, Run]]
     return {name: {seed: found[name, seed] for seed in seeds} for name in ways}
 
 
-def tables(runs: dict[str, dict[int, Run]]) -> dict:
+def recorded_tables(runs: dict[str, dict[int, Run]]) -> dict:
     """Return the tables at the steps in SHOWN, as the picture `routing` takes them."""
     return {
         name: {seed: {step: run.tables[step] for step in SHOWN} for seed, run in seeds.items()}
@@ -145,17 +145,17 @@ def tables(runs: dict[str, dict[int, Run]]) -> dict:
 
 
 def compared(runs: dict[str, dict[int, Run]]) -> str:
-    """Write for each way the busiest expert's share, idle experts, drops, and the median loss.
+    """Write for each way the busiest expert's share, idle experts, and drops.
 
-    The first three are means over seeds, and all are of the last steps. Drops are those of a
-    capacity factor of 1.25.
+    They are means over the last steps and the seeds. Drops are those of a capacity factor of 1.25.
+    The loss of the model is left out: it says nothing here, because it stays the same where the
+    experts are switched off.
     """
-    lines = [f"{'':<20}busiest  idle  dropped   loss"]
+    lines = [f"{'':<20}busiest  idle  dropped"]
     for name, seeds in runs.items():
         busiest, idle, dropped = (
             mean(f(run) for run in seeds.values())
             for f in (Run.busiest, Run.idle, lambda run: run.dropped(1.25))
         )
-        loss = median(run.loss() for run in seeds.values())
-        lines.append(f"{name:<20}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}{loss:>7.2f}")
+        lines.append(f"{name:<20}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}")
     return "\n".join(lines)

@@ -9,6 +9,7 @@ const ROUTE_TOP = 26, EXPERT_ROW = 26, EXPERT_BAR = 18; // px
 const RANK_BLOCK = { left: 8, wide: 56, gap: 4 }; // px
 const ROUTE_EDGE = 12, COUNT_ROOM = 44; // px, right of the bars
 const SHARE_ROW = 14, LEAST_SHARE = 0.04; // px, and the colour of a share of 0
+const LEAST_QUARTERED = 12; // recorded steps from which columns between the ends have labels
 
 // Makes the picture of routing from what lib/draw/routing.py gathers.
 export function picture(data) {
@@ -182,6 +183,12 @@ function shareMarks({ steps, at, arrived }, width, y) {
   const first = `step ${steps[0][0]}`, last = String(steps.at(-1)[0]);
   marks.push(textMark(left, low + 12, first));
   marks.push(textMark(width - ROUTE_EDGE, low + 12, last, { align: "right" }));
+  // The recorded steps need not be evenly far apart, so columns in between are labelled too.
+  const between = steps.length < LEAST_QUARTERED ? [] : [1, 2, 3];
+  for (const quarter of between) {
+    const frame = Math.round((quarter * steps.length) / 4), middle = left + (frame + 0.5) * pitch;
+    marks.push(textMark(middle, low + 12, String(steps[frame][0]), { align: "middle" }));
+  }
   return { marks, y: low + style.line + 12 };
 }
 

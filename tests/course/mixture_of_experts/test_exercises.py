@@ -122,11 +122,60 @@ def too_large(layer, counts):
     layer.gate.bias += 0.1 * (counts.mean() - counts) / counts.sum()
 
 
+def right_rule(layer, counts):
+    layer.gate.bias += 0.03 * (counts.mean() - counts) / counts.sum()
+
+
 def the_wrong_way(layer, counts):
     layer.gate.bias -= 0.03 * (counts.mean() - counts) / counts.sum()
 
 
-def test_a_rule_is_judged_by_drops_and_loss(text):
+def switches_experts_off(layer, counts):
+    right_rule(layer, counts)
+    layer.experts.down.zero_()
+
+
+def evens_the_scores(layer, counts):
+    right_rule(layer, counts)
+    layer.gate.weight.mul_(0.9)
+
+
+def adds_a_loss(layer, counts):
+    right_rule(layer, counts)
+    layer.loss_weights["balance"] = 0.01
+
+
+def freezes(layer, counts):
+    right_rule(layer, counts)
+    layer.gate.weight.requires_grad_(False)
+
+
+def places_each_token(layer, counts):
+    layer.gate.bias = 9 * torch.eye(8, dtype=torch.float64).repeat(32, 1)
+
+
+def two_each(layer, counts):
+    right_rule(layer, counts)
+    layer.gate.k = 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (switches_experts_off, "changes the layer's `experts.down`"),
+        (evens_the_scores, "changes the layer's `gate.weight`"),
+        (adds_a_loss, "changes the layer's `loss_weights`"),
+        (freezes, "changes which of the layer's parameters are trained"),
+        (places_each_token, "changes the shape of the layer's `gate.bias`"),
+        (two_each, "changes the layer's `gate.k`"),
+    ],
+)
+def test_a_rule_that_changes_more_than_the_bias_is_refused(rule, words):
+    verdict = chapter.invent.check(rule)
+    assert not verdict.solved and words in verdict.text
+
+
+def test_a_rule_is_judged_by_drops(text):
     assert chapter.invent.check().text.startswith("Not solved yet")
     assert "the bias is still 0" in chapter.invent.check(no_rule).text.replace("\n", " ")
     assert "The rule failed: RuntimeError" in chapter.invent.check(failing).text

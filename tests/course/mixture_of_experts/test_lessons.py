@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from statistics import mean
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from lib.parallel.expert import expert_parallel
 from lib.predict.hardware import gpu
 from lib.ranks import RankError, collectives
 from lib.ranks.calibrate import calibrate
+from lib.single.experts.balance import LOSSES, squared_variation
+from lib.single.experts.gates import Gate
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 from tests.every import every
 
@@ -154,9 +157,10 @@ def test_the_problem_adds_up(text):
 def test_the_answers_to_the_controls_are_those_of_the_runs(text):
     of = lambda way, seed: training.trained(*training.WAYS[way], seed).tables
     share = lambda table: max(map(sum, zip(*table))) / 256
-    one = of("no loss", 1)
-    assert [f"{share(one[step]):.1%}" for step in (1, 0)] == ["99.2%", "36.7%"]
-    assert "has 99.2 % of the tokens after it, and 36.7 % before" in text
+    for seed, after, before in ((0, "77.0", "24.2"), (1, "99.2", "36.7")):
+        run = of("no loss", seed)
+        assert [f"{share(run[step]):.1%}" for step in (1, 0)] == [f"{after}%", f"{before}%"]
+        assert re.search(rf"{after} %[a-z ,]* {before} %", text)
     balanced = [share(table) for table in of("balance loss", 0)]
     assert max(balanced[:20]) > 0.75 and sum(balanced[40:]) / 160 < 0.25
     load = [sum(column) for column in zip(*of("no loss", 0)[-1])]
@@ -169,8 +173,72 @@ def test_the_gate_collapses_less_with_adamw(text):
     adam = partial(torch.optim.AdamW, lr=3e-3)
     runs = (training.trained({}, 0.0, seed, optimizer=adam) for seed in training.SEEDS)
     shares = [round(100 * run.busiest()) for run in runs]
-    words = f"with AdamW the busiest expert of this model has {min(shares)} to {max(shares)} %"
+    words = (
+        f"AdamW at rate 0.003 the busiest expert of this model has {min(shares)} to {max(shares)} %"
+    )
     assert words in text
+
+
+@pytest.mark.parametrize(("frozen", "share"), [("experts", 64), ("gate", 57)])
+def test_a_part_of_the_collapse_needs_no_learning_of(monkeypatch, text, frozen, share):
+    made = training.with_experts
+
+    def partly_frozen(*args, **options):
+        model = made(*args, **options)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(f".{frozen}." not in name)
+        return model
+
+    monkeypatch.setattr(training, "with_experts", partly_frozen)
+    runs = [training.trained({}, 0.0, seed) for seed in training.SEEDS]
+    assert round(100 * mean(run.busiest() for run in runs)) == share
+    assert re.search(rf"with the {frozen} frozen[a-z ]* {share} %", text)
+
+
+def test_the_guess_of_one_seed_alone_is_told(text):
+    one = training.trained({}, 0.0, 0).busiest()
+    assert f"the answer to the guess is {100 * one:.0f} %" in text
+
+
+# --- what the text says of losses
+
+
+def decided(idle: int | None = None):
+    """A gate's decision for 256 tokens, or for those of them that do not choose one expert."""
+    torch.manual_seed(0)
+    gate = Gate(16, 8, 1).double()
+    torch.nn.init.normal_(gate.weight, std=0.3)
+    x = torch.randn(256, 16, dtype=torch.float64)
+    if idle is not None:
+        x = x[gate(x).scores.argmax(-1) != idle]
+    return gate, gate(x)
+
+
+def test_an_idle_expert_is_pushed_only_through_the_others(text):
+    gate, decision = decided(idle=3)
+    assert decision.assignments.counts[3] == 0
+    LOSSES["importance"](decision).backward()
+    assert gate.weight.grad[3].norm() > 0.01  # so it does have a gradient
+    sums = torch.tensor([36.0] * 7 + [0.0], dtype=torch.float64, requires_grad=True)
+    squared_variation(sums).backward()
+    assert sums.grad[:7].abs().max() < 1e-15 and sums.grad[7] < -1e-3
+    assert "this push ends as soon as the *other* experts are even" in text
+
+
+def test_the_balance_loss_of_a_collapsed_load_is_e_times_the_favourites_score(text):
+    _, decision = decided()
+    scores = decision.scores.detach()
+    one = scores.new_zeros(len(scores), dtype=torch.long) + 3
+    assert torch.allclose(balance(scores, one), 8 * scores[:, 3].mean())
+    assert balance(scores, one) < 4  # and so not always E
+    each = torch.arange(len(scores)) % 8
+    assert torch.allclose(balance(scores, each), scores.new_ones(()))
+    assert "it is E times the favourite's mean score, so E at most" in text
+
+
+def balance(scores, chosen):
+    f = torch.bincount(chosen, minlength=8) / len(chosen)
+    return 8 * (f * scores.mean(0)).sum()
 
 
 def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, text):
@@ -184,11 +252,13 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, t
     assert "a factor of 1.25 loses 4.5 %, and over all 256 tokens it loses 0.5 %" in text
     spread = lambda n: round(100 * (7 / n) ** 0.5)
     assert f"{spread(256)} % for 256 tokens, and {spread(64)} % for 64" in text
-    times = re.findall(r"^.{14} +([\d.]+)ms", shown(notebook, "tables.who_waits"), re.M)
-    even, balanced, collapsed = map(float, times)
+    times = re.findall(r"^.{16} +([\d.]+)ms", shown(notebook, "tables.who_waits"), re.M)
+    even, many, few, balanced, collapsed = map(float, times)
+    assert f"256 tokens that choose by chance already take {few} ms" in text
+    assert f"The 16,384 tokens of this step would take {many} ms" in text
     assert 2.8 < collapsed / even < 3 and "almost three times as long as an even load" in text
     assert balanced / collapsed < 1 / 2 and "less than half of that" in text
-    assert balanced / even > 4 / 3 and "still costs more than a third over the even load" in text
+    assert balanced / even > 4 / 3 and "more than a third longer than the even load" in text
     row = shown(notebook, "different_splits").splitlines()
     assert row[2].split()[1].split(",")[1] == "96"
     assert row[3].split()[1].split(">")[1].split(",")[0] == "128"
@@ -204,6 +274,9 @@ def test_the_traffic_that_is_drawn_is_symmetric(notebook):
     matrix = [re.split(r"\s{2,}", line.strip())[1:5] for line in lines[first + 1 : first + 5]]
     assert [list(column) for column in zip(*matrix)] == matrix
     assert "It is 2,944 bytes." in "\n".join(lines)
+    both = int(lines[first + 1].split()[-1].replace(",", ""))
+    assert both == 2 * 2944  # the combine of rank 0 has as many, which is chance
+    assert int(lines[first + 2].split()[-1].replace(",", "")) != 2 * 2688
 
 
 def test_what_the_chapter_prints_fits_a_phone(notebook):

@@ -1,5 +1,7 @@
 """Chapter 8's tables say what the predictions do, and fit a phone."""
 
+from statistics import mean, pstdev
+
 import pytest
 
 from lib.course.mixture_of_experts import further, tables
@@ -33,6 +35,12 @@ def test_the_parameters_are_those_of_the_models():
         if model.published[1]:
             assert last[model.name] == [f"{model.published[1] / 1e9:.1f}",
                                         f"{model.active / 1e9:.1f}"]  # fmt: skip
+    ratios = [model.total / model.published[0] for model in MODELS]
+    assert max(abs(ratio - 1) for ratio in ratios) < 0.07 and len(ratios) == 6
+    (deepseek,) = (model for model in MODELS if model.name == "DeepSeek-V3")
+    embedding = 129_280 * 7168
+    assert round(embedding / 1e9, 1) == 0.9
+    assert round((deepseek.active - embedding) / 1e9, 1) == 36.6
     assert tables.active("Mixtral 8x7B") == pytest.approx(12.88, abs=0.01)
 
 
@@ -53,13 +61,13 @@ def test_an_expert_reaches_the_peak_with_the_tokens_of_eight_gpus():
 
 def test_two_hops_win_with_few_rows_and_not_with_many():
     device = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
-    for n, rows, flat, two, ratio in cells(tables.hops()):
+    for n, rows, flat, two, ratio in cells(tables.hops(), 2):
         nbytes = int(n.replace(",", "")) * 8 * 7168 * 2
         times = [exchange(way, 64, nbytes, device) for way in ("flat", "two hops")]
         assert int(rows.replace(",", "")) == 8 * int(n.replace(",", ""))
         assert [flat, two] == [f"{1e6 * time:,.0f}µs" for time in times]
         assert ratio == f"{times[1] / times[0]:.2f}"
-    assert [row[4] for row in cells(tables.hops())] == ["0.16", "0.39", "0.85", "1.03"]
+    assert [row[4] for row in cells(tables.hops(), 2)] == ["0.16", "0.39", "0.85", "1.03"]
 
 
 def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
@@ -69,7 +77,7 @@ def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
 
 
 def test_published_rates_are_below_what_the_links_carry():
-    assert cells(tables.deep_ep()) == [
+    assert cells(tables.deep_ep(), 2) == [
         ["8", "×", "2", "90", "81", "100", "+11%", "+23%"],
         ["8", "×", "4", "61", "61", "67", "+9%", "+9%"],
     ]
@@ -81,7 +89,7 @@ def test_messages_at_once_take_nearly_what_is_published():
     )
     assert printed == 314 and round(printed / at_once - 1, 2) == 0.04
     assert 3 < one_by_one / printed < 3.5
-    flat = next(row[2] for row in cells(tables.hops()) if row[0] == "128")
+    flat = next(row[2] for row in cells(tables.hops(), 2) if row[0] == "128")
     assert flat == f"{one_by_one:,}µs"
 
 
@@ -96,7 +104,7 @@ def test_with_two_levels_a_token_leaves_once_at_most():
 
 
 def test_bfloat16_ties_and_float32_does_not():
-    single, half = cells(further.ties())
+    single, half = cells(further.ties(), 2)
     assert single[1:] == ["0.0%", "0.0%"] and half[1:] == ["2.0%", "4.0%"]
 
 
@@ -106,7 +114,22 @@ def test_who_waits_has_the_mean_of_single_steps():
     both = [1e3 * tables.step_with(shares).makespan for shares in ([1 / 8] * 8, [1, *[0] * 7])]
     assert lines[1].split()[-1] == f"{both[0]:.1f}ms"
     expected = [f"{t:.1f}ms" for t in (sum(both) / 2, *both)]
-    assert lines[2].split() == ["turns", *expected] and max(map(len, lines)) <= 49
+    assert lines[4].split() == ["turns", *expected] and max(map(len, lines)) <= 49
+    assert [line[:16].strip() for line in lines[2:4]] == ["16,384 by chance", "256 by chance"]
+
+
+def test_few_tokens_that_choose_by_chance_make_a_step_longer_than_many():
+    """So a part of what 256 tokens with a balance loss cost is chance and not the gate."""
+    even = tables.step_with([1 / 8] * 8).makespan
+    few, many = (
+        mean(tables.step_with(shares).makespan for shares in tables.shares_by_chance(n))
+        for n in (256, 16_384)
+    )
+    assert 1.1 < few / even < 1.15 and 1.01 < many / even < 1.03
+    for shares in tables.shares_by_chance(64, experts=4, draws=3):
+        assert len(shares) == 4 and sum(shares) == pytest.approx(1)
+    spread = pstdev([shares[0] for shares in tables.shares_by_chance(256, draws=400)])
+    assert spread == pytest.approx((7 / 64 / 256) ** 0.5, rel=0.1)
 
 
 def test_a_collapsed_gate_makes_the_step_longer():
