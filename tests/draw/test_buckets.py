@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lib.draw import buckets
-from lib.draw.parts import style
+from lib.draw.parts import layout, style
 from lib.ledger import Ledger, Row
 from lib.parallel.data.ddp import DistributedDataParallel
 from lib.predict.data.bucket_overlap import fly
@@ -87,7 +87,7 @@ def test_every_size_that_leaves_least_exposed_is_named_and_marked():
     seconds, network = [0.003] + [0.001] * 7, {"ranks": 2, "alpha": 5e-4, "bandwidth": 4e9}
     drawn = buckets([MIB] * 8, seconds, **network)
     said = " ".join(texts(drawn)).partition("least exposed")[2]
-    assert "1 MiB (8 buckets), 6.33 MB to 7.21 MB (2 buckets) 3.1 ms" in said
+    assert "1 MiB (8 buckets), 6.04 MiB to 6.87 MiB (2 buckets) 3.1 ms" in said
     data = drawn.live[1]
     plain = [stop for stop in data["stops"] if len(stop) == 1]
     runs = [fly(data["nbytes"], data["seconds"], stop, **network) for stop in plain]
@@ -101,6 +101,17 @@ def test_every_size_that_leaves_least_exposed_is_named_and_marked():
     place = lambda n: 84 + (plain[n][0] - MIB) / (7 * MIB) * (640 - 84 - 14)  # even steps
     assert bands[0].x == pytest.approx(place(tied[0]), abs=3)
     assert bands[-1].x + bands[-1].w == pytest.approx(place(tied[-1]), abs=3)
+
+
+def test_sizes_have_one_unit_in_words_and_on_the_axis():
+    """Sizes between whole MiB were written in MB, and a narrow axis had one tick, at 5 MB."""
+    kind, data = picture(bucket_bytes=3 * MIB + 12_345).live
+    for width, least in ((640, 4), (360, 2)):
+        words = texts(layout.still(kind, {"summary": ""} | data, width, words=False))
+        assert "2 buckets; full at 3.01 MiB" in " ".join(words)
+        sizes = [text for text in words if re.fullmatch(r"[\d.]+ [KMG]?i?B", text)]
+        assert len(sizes) >= least and set(sizes) <= {f"{n} MiB" for n in (1, 2, 4, 8)}
+        assert not re.search(r"\d [kMG]?B\b", " ".join(words))
 
 
 def test_sizes_that_span_decades_have_a_logarithmic_axis_that_says_so():

@@ -26,12 +26,13 @@ def dp_and_ddp() -> tuple[Ledger, Ledger]:
     """Predict one step of DP, whose ledger's ranks are devices, and the same step of DDP.
 
     The model has six layers of width 4096; four H100s, linked by NVLink 4, share 16,384 rows in
-    bfloat16. Both ledgers last equally long, so that their pictures have one scale.
+    bfloat16. DP broadcasts and reduces through NCCL's ring, as PyTorch does on GPUs. Both ledgers
+    last equally long, so that their pictures have one scale.
     """
     shape, hardware = MLPShape(WIDTHS, bias=False), speeds("H100", "NVLink4")
     nbytes = ROWS * WIDTHS[0] * BF16
     dp = data_parallel_devices_step(
-        shape, ROWS, COUNT, hardware, batch_bytes=nbytes, itemsize=BF16
+        shape, ROWS, COUNT, hardware, batch_bytes=nbytes, itemsize=BF16, ring=True
     )  # fmt: skip
     ddp = data_parallel_step(shape, [ROWS // COUNT] * COUNT, hardware, itemsize=BF16)
     dp, ddp = on_one_axis(dp, in_phases(ddp, shape))

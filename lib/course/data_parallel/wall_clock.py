@@ -70,9 +70,14 @@ def table(rows: list[tuple[str, float, float]], hidden: float) -> str:
     rows = [*rows, ("exposed", whole[0] - without[0], whole[1] - without[1])]
     lines = [f"{'ms':<20}{'predicted':>10}{'measured':>10}{'error':>7}"]
     for what, predicted, measured in rows:
-        error = f"{predicted / measured - 1:+.0%}" if measured > 0 else "-"
+        error = percent(predicted / measured - 1) if measured > 0 else "-"
         lines.append(f"{what:<20}{1e3 * predicted:>10.1f}{1e3 * measured:>10.1f}{error:>7}")
     return "\n".join([*lines, f"hidden share, as calibrated: {hidden:.0%}"])
+
+
+def percent(error: float) -> str:
+    """Write an error in whole percent, with its sign unless it is 0 %."""
+    return f"{error:+.0%}" if abs(error) > 0.005 else "0%"
 
 
 def accumulation(shape: GPTShape, batch: int, numbers) -> list[tuple[int, int, float]]:

@@ -1,6 +1,6 @@
 // What is exposed at each bucket size; the axis is logarithmic where the sizes span decades.
-import { roundNumbers, wrapText } from "./axes.js";
-import { inLimits, leastInWords } from "./bucket_words.js";
+import { wrapText } from "./axes.js";
+import { inBytes, inLimits, leastInWords } from "./bucket_words.js";
 import { tint } from "./colours.js";
 import { boxMark, lineMark, textMark } from "./marks.js";
 import { amount } from "./numbers.js";
@@ -73,20 +73,28 @@ function heightLabels(most, { left }, top, base) {
   return labels.map(([text, y]) => textMark(left - 8, y, text, { align: "right" }));
 }
 
-function sizeTicks({ low, high, isLog, left, right, ofSize }, base) {
-  const room = Math.max(2, Math.floor((right - left) / 70));
-  const sizes = isLog ? powersOf(low, high) : roundNumbers(low, high, Math.min(6, room));
-  const every = Math.ceil(sizes.length / room) || 1;
-  return sizes.filter((_, n) => n % every === 0).flatMap((size) => {
-    const x = ofSize(size), isLast = x > right - 24, align = isLast ? "right" : "middle";
-    const text = textMark(isLast ? right : x, base + 14, amount(size, "B"), { align });
-    return [lineMark([[x, base], [x, base + 4]], style.faint), text];
-  });
+// Ticks from the right, each where its label leaves room for the next.
+function sizeTicks({ low, high, right, ofSize }, base) {
+  const marks = [];
+  let free = right + 8;
+  for (const size of tickSizes(low, high)) {
+    const x = ofSize(size), label = inBytes(size), wide = label.length * style.letter;
+    const isLast = x > right - 24, from = isLast ? right - wide : x - wide / 2;
+    if (from + wide > free - 8) continue;
+    free = from;
+    const text = textMark(isLast ? right : x, base + 14, label, {
+      align: isLast ? "right" : "middle",
+    });
+    marks.push(lineMark([[x, base], [x, base + 4]], style.faint), text);
+  }
+  return marks;
 }
 
-// 1, 2, 5, 10, ... between two sizes, or only the powers of ten where these are many.
-function powersOf(low, high) {
-  const steps = high / low > 300 ? [1] : [1, 2, 5];
-  return [...Array(18).keys()].flatMap((n) => steps.map((m) => m * 10 ** n))
-    .filter((size) => low <= size && size <= high);
+// Powers of two from `high` down to `low`, or both ends where fewer than two lie between them; only
+// every fifth (1 KiB, 32 KiB, 1 MiB, ...) where these are many.
+function tickSizes(low, high) {
+  const step = high / low > 300 ? 5 : 1;
+  const powers = [...Array(60).keys()].filter((n) => n % step === 0).map((n) => 2 ** n);
+  const inside = powers.filter((size) => low <= size && size <= high).reverse();
+  return inside.length > 1 ? inside : [high, low];
 }

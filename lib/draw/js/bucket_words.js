@@ -86,9 +86,12 @@ export function leastInWords(stops, { heights, counts, least }) {
   return `least exposed, ${amount(heights[least[0][0]], "s")}: ${shown.join(", ")}`;
 }
 
-// Writes a bucket's size: 25 MiB where it is whole, else 26.3 MB.
+const binarySteps = [[2 ** 30, "Gi"], [2 ** 20, "Mi"], [2 ** 10, "Ki"], [1, ""]];
+
+// Writes a bucket's size in three digits, with the binary prefixes of PyTorch's option: 3.02 MiB.
 export function inBytes(size) {
-  return size % 2 ** 20 === 0 ? `${size / 2 ** 20} MiB` : amount(size, "B");
+  const [scale, prefix] = binarySteps.find(([step]) => size >= 0.9995 * step);
+  return `${Number((size / scale).toPrecision(3))} ${prefix}B`;
 }
 
 // Writes the size of buckets as a control shows it.

@@ -3,8 +3,9 @@
     scatter x · broadcast W · forward · gather y · scatter dy · backward · reduce dW · step
 
 Device 0 sends to, or receives from, one device after the other, as threads of one process do; in
-the reduce it adds up what it receives. The ranks of the ledger are devices. DDP reaches the same
-gradients with one all_reduce.
+the reduce it adds up what it receives. Between GPUs PyTorch leaves broadcast and reduce to NCCL,
+which passes the model through a ring of all devices. The ranks of the ledger are devices. DDP
+reaches the same gradients with one all_reduce.
 """
 
 from lib.ledger import Ledger, Row
@@ -33,13 +34,16 @@ def exchanges(
 
 
 def data_parallel_devices_step(
-    shape: ModelShape, batch: int, devices: int, speeds, *, batch_bytes: int, itemsize: int = 4
-) -> Ledger:
+    shape: ModelShape, batch: int, devices: int, speeds, *, batch_bytes: int, itemsize: int = 4,
+    ring: bool = False,
+) -> Ledger:  # fmt: skip
     """Predict one batch: when each device computes, and when device 0 sends or receives.
 
-    `speeds.compute(flop, bytes)` and `speeds.moving("send", 2, bytes)` return seconds. Forward,
-    backward and the step of plain SGD are those of lib/predict/step.py. Raises ValueError for a
-    batch that the devices cannot share equally.
+    `speeds.compute(flop, bytes)` and `speeds.moving("send", 2, bytes)` return seconds. With `ring`
+    the broadcast and the reduce are NCCL's (torch/csrc/cuda/comm.cpp and torch/nn/parallel/comm.py
+    call it where it is available): all devices take part at the same time. Forward, backward and
+    the step of plain SGD are those of lib/predict/step.py. Raises ValueError for a batch that the
+    devices cannot share equally.
     """
     batch, devices = whole(batch, "batch"), whole(devices, "devices")
     share = equal_share(batch, devices, sharers="{} devices")
@@ -54,6 +58,11 @@ def data_parallel_devices_step(
         message = nbytes if op in ("broadcast", "reduce") else nbytes / devices
         common = {"group": "devices", "members": everyone, "number": number, "peer": 0}
         began = clock
+        if ring and op in ("broadcast", "reduce"):
+            clock += speeds.moving(op, devices, nbytes)
+            for device in everyone:
+                rows.append(Row(device, "comm", op, began, clock, bytes=nbytes, **common))
+            return
         for device in everyone[1:]:
             start, clock = clock, clock + speeds.moving("send", 2, message)
             rows.append(Row(device, "comm", op, start, clock, bytes=nbytes, **common))

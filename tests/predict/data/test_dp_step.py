@@ -61,3 +61,23 @@ def test_device_0_moves_everything_and_the_time_adds_up():
         ValueError, match="Dim 0 has 8 entries; 3 devices cannot share them equally."
     ):
         data_parallel_devices_step(shape, 8, 3, SPEEDS, batch_bytes=4096)
+
+
+def test_with_a_ring_the_model_takes_one_collective_in_place_of_a_message_to_each_device():
+    shape, n = SHAPES[0], 4
+    given = {"batch_bytes": 4096}
+    one_by_one, ring = (
+        data_parallel_devices_step(shape, 8, n, SPEEDS, **given, ring=choice)
+        for choice in (False, True)
+    )
+    model = shape.nbytes()
+    saved = 2 * (n - 1) * SPEEDS.moving("send", 2, model)
+    saved -= SPEEDS.moving("broadcast", n, model) + SPEEDS.moving("reduce", n, model)
+    assert saved > 0 and one_by_one.makespan - ring.makespan == pytest.approx(saved)
+    for device in range(n):
+        rows = [list(one.where(rank=device, lane="comm")) for one in (one_by_one, ring)]
+        ops = [[(row.op, row.bytes) for row in of] for of in rows]
+        assert ops[0] == ops[1] == exchanges(shape, 4096, 8)
+        assert [row.start for row in rows[1] if row.op in ("broadcast", "reduce")] == [
+            row.start for row in ring.where(rank=0, op=["broadcast", "reduce"])
+        ]
