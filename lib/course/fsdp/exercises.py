@@ -18,25 +18,26 @@ from lib.predict.sharded.models import model
 from lib.predict.sharded.states import fewest_ranks, held
 from lib.predict.sharded.traffic import of_step
 from lib.predict.sharded.units import alive, units_of
+from lib.ranks import span
 
-LLAMA, GPUS, DEVICE = model("Llama 3 70B").numel, 64, 80e9
+LLAMA, GPUS, DEVICE = model("Llama 3 405B").numel, 512, 141e9  # on H200s
 
 predict = Numbers(
     name="predict",
     task="Put a number in place of each None.",
     answers={
-        "zero_1": round(held(LLAMA, GPUS, 1).total / 1e9, 1),
+        "zero_2": round(held(LLAMA, GPUS, 2).total / 1e9, 1),
         "zero_3": round(held(LLAMA, GPUS, 3).total / 1e9, 1),
         "fewest": fewest_ranks(LLAMA, DEVICE, 3),
         "sent": round(sent_bytes(of_step(LLAMA, GPUS, 3, itemsize=2)) / 1e9, 1),
     },
     hints=(
         "Mixed precision needs 2 bytes a parameter for the weights, 2 for the gradients and 12 for "
-        "the optimizer. Which of them does ZeRO-1 divide by 64?",
-        "With ZeRO-3 everything is divided: 16 bytes a parameter, 1,129 GB in all. How many times "
-        "does that hold 80 GB? The next whole number is the answer to `fewest`.",
-        "Weights and gradients have 2 bytes, so the whole model has 141 GB. All units are gathered "
-        "twice and reduced once, and each of the three sends 63/64 of 141 GB.",
+        "the optimizer. Which of them does ZeRO-2 divide by 512?",
+        "With ZeRO-3 everything is divided: 16 bytes a parameter, 6,494 GB in all. How many times "
+        "does that hold 141 GB? The next whole number is the answer to `fewest`.",
+        "Weights and gradients have 2 bytes, so the whole model has 812 GB. All units are gathered "
+        "twice and reduced once, and each of the three sends 511/512 of 812 GB.",
     ),
 )
 
@@ -64,12 +65,13 @@ def _forward_and_backward(attempt, x, shard, dy):
     y = attempt.apply(x, shard)
     if y is None or y is ...:
         return None
-    y.backward(dy)
+    with span("backward"):
+        y.backward(dy)
     return [y.detach(), x.grad, shard.grad]
 
 
 class _Linear(Exercise):
-    """Also counts the collectives: the weights must be gathered again in backward."""
+    """Also counts the collectives: the weights must be gathered in forward and in backward."""
 
     def check(self, attempt, world) -> Verdict:
         """Run forward and backward of `attempt` on every rank, and return the verdict."""
@@ -78,11 +80,15 @@ class _Linear(Exercise):
         return super().check(run, world)
 
     def _scored(self, ledger, world, inputs) -> Verdict:
-        rows = [row.op for row in ledger.where(rank=0, lane="comm")]
+        parts = ledger.where(rank=0, op="backward")  # waits cut the span into rows
+        backward = min(row.start for row in parts)
+        comm = list(ledger.where(rank=0, lane="comm"))
+        rows = [row.op for row in comm]
         gathers, reduces = rows.count("all_gather"), rows.count("reduce_scatter")
-        if (gathers, reduces, len(rows)) == (2, 1, 3):
+        late = sum(row.op == "all_gather" and row.start >= backward for row in comm)
+        if (gathers, late, reduces, len(rows)) == (2, 1, 1, 3):
             return Verdict(True, "Solved with two gathers and one reduce-scatter.")
-        if gathers == 1:
+        if gathers and not late:
             return self._not_yet(
                 "The numbers are right, but the whole weights were kept from forward to backward. "
                 "Save x and the shard, and gather again in backward."

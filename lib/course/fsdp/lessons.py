@@ -76,6 +76,16 @@ def times_of_units(step: Ledger, shape: MLPShape) -> tuple[list[float], list[flo
     return forward, backward
 
 
+def until_update(step: Ledger) -> float:
+    """Return the seconds of a predicted step of FSDP until the weights are updated.
+
+    The update follows the last reduce_scatter, whose mean is still the step's.
+    """
+    last = step.where(lane="comm").column("end").max()
+    updates = step.where(lane="compute", op="add")
+    return min(row.start for row in updates if row.start >= last)
+
+
 def while_moving(ledger: Ledger, speeds) -> Ledger:
     """Return the rows with each collective from when its bytes begin to move, not from its launch.
 
@@ -131,7 +141,8 @@ def shares(world, shape: GPTShape, batch) -> str:
     lines = []
     for whose in ("ours", "PyTorch's"):
         kept = world.run(states_of, whose, shape, batch)
-        lines.append(f"ZeRO-1, {whose:<10}" + "".join(f"{nbytes:>9,}" for nbytes in kept))
+        lines.append(f"Adam's bytes by rank, ZeRO-1, {whose}:")
+        lines.append("".join(f"{nbytes:>10,}" for nbytes in kept))
     return "\n".join(lines)
 
 
@@ -159,7 +170,13 @@ def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
     computing = sum(row.seconds for row in step.where(lane="compute"))
     print(f"computation {1e3 * computing:.1f} ms, step {1e3 * step.makespan:.1f} ms")
     who, kept = {"to_host": 1, "step": 2, "to_device": 3}, []
+    computed = list(step.where(lane="compute"))
+    first = len(pieces.forward(shape, 1))
+    for op, part in (("forward", computed[:first]), ("backward", computed[first:])):
+        kept.append(Row(0, "compute", op, part[0].start, part[-1].end))
     for row in step:
+        if row.lane == "compute":
+            continue
         if row.lane == "comm":
             needs = (host.working if row.op == "step" else host.moving)(row.bytes)
             row = replace(row, rank=who[row.op], start=row.end - needs, arrived=row.end - needs)
@@ -175,9 +192,9 @@ def replayed(ledger: Ledger) -> Replay:
 def by_group(ledger: Ledger) -> str:
     """List rank 0's collectives after the last barrier: group, name, count and buffer bytes."""
     rows = calls_of_rank_0(ledger)
-    lines = [f"{'group':<11}{'collective':<16}{'count':>5}{'bytes':>10}"]
+    lines = [f"{'group':<11}{'collective':<16}{'count':>5}{'buffer bytes':>14}"]
     for total in rows.totals(("group", "op")):
-        lines.append(f"{total['group']:<11}{total['op']:<16}{total.count:>5}{total.bytes:>10,}")
+        lines.append(f"{total['group']:<11}{total['op']:<16}{total.count:>5}{total.bytes:>14,}")
     return "\n".join(lines)
 
 

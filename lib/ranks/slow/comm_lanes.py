@@ -41,9 +41,11 @@ class Stretched:
         self.compute_clock.settle()
         if self.real_future is None and not self.heard:
             wait = self.real.wait  # once: gloo would wait for another message
-            self.heard = wait(timeout) if timeout else wait()
+            with self.compute_clock.stopped():
+                self.heard = wait(timeout) if timeout else wait()
         self.let_go.wait()  # in Python, where a signal ends it
-        done = self.real.wait() if self.real_future is not None else self.heard
+        with self.compute_clock.stopped():
+            done = self.real.wait() if self.real_future is not None else self.heard
         self.compute_clock.joined(self)
         return done
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import contextmanager
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,6 +40,7 @@ class ComputeClock(TorchDispatchMode):
         self.host_bytes = 0  # that the host's processor has moved in its memory (host_lanes.py)
         self.batch: dict[str, list] = {}  # operations since the last row: name -> ns, FLOP, bytes
         self.row: Event | None = None
+        self.backend = False  # True while this thread is inside a backend's own wait
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,7 +50,7 @@ class ComputeClock(TorchDispatchMode):
         if any(foreign(kind) for kind in types):
             return NotImplemented  # a DTensor takes itself apart first; we see its local pieces
         out = func(*args, **(kwargs or {}))
-        if imagined(types, out):
+        if imagined(types, out) or self.backend and threading.get_ident() == self.thread:
             return out
         flop, nbytes = roofline.cost(func, args, kwargs or {}, out, self.stand_ins)
         if on_host.get():
@@ -128,6 +130,21 @@ class ComputeClock(TorchDispatchMode):
         item.needs = int(self.speeds.moving(op, len(members), nbytes, members) * self.scale)
         self.lanes.add(item)
         return item
+
+    @contextmanager
+    def stopped(self):
+        """Charge no computation to this thread inside: it is the backend's own.
+
+        Gloo copies the result of a reduce_scatter when it is waited for; NCCL does not.
+        """
+        if threading.get_ident() != self.thread:
+            yield
+            return
+        self.backend = True
+        try:
+            yield
+        finally:
+            self.backend = False
 
     def moment(self) -> int:
         """Give the time it is for this rank, whose own doings between operations take none."""

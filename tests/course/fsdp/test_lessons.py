@@ -1,7 +1,11 @@
 """Chapter 3's small experiments: what each shows on real ranks."""
 
+from functools import partial
+
 import pytest
-from torch.distributed.fsdp import fully_shard
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lib.course.fsdp import lessons, published, wall_clock
 from lib.parallel.sharded import FSDP
@@ -9,7 +13,7 @@ from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
 from lib.predict.sharded.fsdp_step import fsdp_step
 from lib.predict.sharded.states import held, keeping
-from lib.single import Batches
+from lib.single import GPT, Batches, next_token_loss, share
 from tests.course.machine import Machine
 from tests.every import every
 
@@ -94,6 +98,68 @@ def test_a_predicted_step_is_joined_where_nothing_waits():
         assert every(a.end <= b.start + 1e-12 for a, b in zip(lanes, lanes[1:]))
 
 
+def test_forward_and_backward_end_before_the_update():
+    hardware, shape = speeds("H100", "NVLink4"), MLPShape((4096,) * 5, bias=False)
+    for cut in ([1] * 4, [2] * 2, [4]):
+        step = fsdp_step(shape, [4096] * 2, hardware, blocks=cut)
+        updates = list(step.where(rank=0, lane="compute", op="add"))[-len(cut) :]
+        took = sum(row.seconds for row in updates)
+        assert took > 0 and lessons.until_update(step) == pytest.approx(step.makespan - took)
+
+
+def recomputed(units, model):
+    """Shard the blocks of a GPT with `units`, each of which computes its forward again."""
+    blocks = model.blocks
+    for name in list(blocks):
+        blocks[name] = checkpoint_wrapper(blocks[name])
+    return units(model)
+
+
+def ours_by_block(model):
+    return FSDP(model, units=list(model.blocks.values()))
+
+
+@pytest.mark.parametrize("units", [theirs, ours_by_block], ids=["fully_shard", "FSDP"])
+def test_a_unit_that_is_recomputed_is_not_gathered_a_third_time(world, units):
+    plain, again = (
+        lessons.calls_of_rank_0(world.record(lessons.one_backward, SHAPE, BATCH, wrap))
+        for wrap in (units, partial(recomputed, units))
+    )
+    gathers = len(plain.where(op="all_gather"))
+    assert gathers == 2 * SHAPE.blocks == len(again.where(op="all_gather"))
+
+
+def test_without_synchronization_fully_shard_keeps_whole_gradients(world):
+    """The card's warning: what accumulates is as large as the model, on every rank."""
+    assert world.run(accumulated, SHAPE, BATCH, False) == [SHAPE.nbytes()] * 4
+    assert max(world.run(accumulated, SHAPE, BATCH, True)) == 0
+
+
+def accumulated(shape, batch, sync):
+    """Run one backward of `fully_shard`; return the bytes of unsharded gradients kept after it."""
+    model = theirs(GPT(shape))
+    model.set_requires_gradient_sync(sync)
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    next_token_loss(model(x), y).backward()
+    groups = (m._get_fsdp_state()._fsdp_param_group for m in model.modules()
+              if isinstance(m, FSDPModule))  # fmt: skip
+    kept = 0
+    for parameter in (p for group in groups if group for p in group.fsdp_params):
+        whole = getattr(parameter, "_unsharded_param", None)
+        gradients = parameter.unsharded_accumulated_grad, getattr(whole, "grad", None)
+        kept += sum(g.nbytes for g in gradients if g is not None)
+    return kept
+
+
+def test_the_published_gather_is_that_of_one_ring_over_hosts():
+    """With an eighth of a host's link for each GPU, the network would bound the step."""
+    moved = 127 / 128 * 2 * published.GPT3.numel
+    ring, shared = moved / published.HOST, moved / (published.HOST / 8)
+    assert (round(ring, 1), round(shared)) == (1.4, 11)
+    step = published.prefetch_of_gpt3()[0].step
+    assert 3 * ring < step < 3 * shared
+
+
 def test_backward_prefetch_gains_the_gathers_and_reductions_of_all_units():
     for run in published.prefetch_of_gpt3():
         moved = 2 * 127 / 128 * 2 * published.GPT3.numel / published.HOST
@@ -133,6 +199,9 @@ def test_of_an_offloaded_step_each_row_does_one_thing_at_a_time(capsys):
     assert list(step.ranks) == list(range(len(lessons.HOST_ROWS)))
     named = {rank: {row.op for row in step.where(rank=rank)} for rank in (1, 2, 3)}
     assert named == {1: {"to_host"}, 2: {"step"}, 3: {"to_device"}}
+    computed = list(step.where(rank=0, lane="compute"))
+    assert [row.op for row in computed] == ["forward", "backward"]
+    assert every(a.end == pytest.approx(b.start) for a, b in zip(computed, computed[1:]))
     for rank in (0, 1, 3):  # so small a model is updated in one piece
         rows = sorted(step.where(rank=rank, lane=["compute", "comm"]), key=lambda row: row.start)
         assert every(a.end <= b.start + 1e-12 for a, b in zip(rows, rows[1:]))

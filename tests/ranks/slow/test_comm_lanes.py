@@ -181,3 +181,23 @@ def test_fsdp_runs_in_slow_motion(slow):
     assert ledger.results == plain.results
     for op in ("all_gather", "reduce_scatter"):
         assert len(ledger.where(op=op, lane="comm")) == len(plain.where(op=op, lane="comm")) > 0
+
+
+def copied_and_reduced():
+    """Copy 1,000 numbers, then reduce as many for each of four ranks."""
+    x, part = torch.ones(4000), torch.empty(1000)
+    torch.empty(1000).copy_(x[:1000])
+    dist.reduce_scatter_single(part, x)
+    dist.reduce_scatter_single(part, x, async_op=True).wait()
+    dist.barrier()
+    return part.sum().item()
+
+
+def test_what_a_backend_copies_while_it_is_waited_for_takes_no_time(slow):
+    """Gloo copies the result of a reduce_scatter inside `wait`; the copy before is the rank's."""
+    ledger = slow.record(copied_and_reduced)
+    assert ledger.results == [4000.0] * 4
+    for rank in range(4):
+        rows = ledger.where(rank=rank, lane="compute")
+        copies = [row for row in rows if row.op == "copy_" or row.op == "copy"]
+        assert len(copies) == 1 and copies[0].bytes == 8000, list(rows)
