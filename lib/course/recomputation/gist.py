@@ -14,7 +14,7 @@ from lib.single.recompute import kept_bytes
 from lib.single.train import train
 
 GROUPS, HIDDEN, SIZE, CLASSES = ((8, 8), (16, 16)), (32,), 16, 10
-BATCH, STEPS, SEEDS = 16, 60, (0, 1, 2)
+BATCH, STEPS, SEEDS = 16, 50, (0, 1, 2)
 LAST = 10  # steps at the end whose losses are averaged
 NEITHER = {"binarise": False, "sparse": False}
 
@@ -95,7 +95,8 @@ def compared(names=tuple(ENCODINGS), seeds=SEEDS, steps: int = STEPS) -> dict[st
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {name: [trained(ENCODINGS[name], seed, steps) for seed in seeds] for name in names}
+        with torch.device("cpu"):
+            return {n: [trained(ENCODINGS[n], seed, steps) for seed in seeds] for n in names}
     finally:
         torch.set_num_threads(threads)
 
