@@ -22,7 +22,7 @@ from lib.predict.shape import GPTShape, MLPShape
 from lib.single import GPT, MLP, mean_squares, next_token_loss
 from lib.single.convnet import VGG
 from lib.single.encode import gist, nonzeros
-from lib.single.recompute import block_costs, only, recompute
+from lib.single.recompute import block_costs, kept_bytes, only, recompute
 from tests.bench_data import Figure, compared, measure_all
 
 SHAPE = GPTShape(layers=12, width=256, heads=4, sequence=128)

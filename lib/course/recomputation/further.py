@@ -15,7 +15,7 @@ ENCODINGS = ("plain", "binarise", "sparse", "lossless", "fp8", "all, fp8")
 
 
 def offloads() -> str:
-    """Write ms and GB of a step of `LARGE` on an H100: kept, computed again, offloaded, predicted."""
+    """Write ms and GB of a step of `LARGE` on an H100, kept, computed again and offloaded."""
     costs, backward = large_costs(), backward_of(LARGE, 1, speeds("H100"), itemsize=2)
     lines = ["                     ms   GB held   GB on the host"]
     once = sum(backward) + sum(cost.forward for cost in costs)
@@ -41,7 +41,7 @@ def layer_is_better_offloaded(link: str) -> bool:
 
 
 def nested(blocks: int = 64) -> str:
-    """Write the runs of forward and the peak of equal blocks for few slots, in inputs of a block."""
+    """Write the peak of equal blocks, in inputs of a block, and the runs of forward, by slots."""
     costs = [BlockCost(1, 0, 1.0)] * blocks
     plans = {"√n": square_root(blocks)}
     plans |= {f"{slots} slots": binomial(blocks, slots) for slots in (8, 5, 3, 2)}

@@ -19,7 +19,7 @@ from lib.single.recompute.kept_operations import Rule
 POLICIES = ("none", "all", "sqrt", "selective")
 CHOICES = (
     f"Choose {', '.join(POLICIES)}, a number of blocks in each checkpoint, or a Plan, such as "
-    "(0, (1, 2), 3)."
+    "(0, (1, 2), 3)"
 )
 
 
@@ -43,7 +43,7 @@ def recompute(
     if policy == "selective" and not attentions:
         raise ValueError(
             "The policy 'selective' forgets the scores of attention, and this "
-            f"{type(model).__name__} has no attention with a `core`. {CHOICES}"
+            f"{type(model).__name__} has no attention with a `core`. {CHOICES}."
         )
     plan = none(len(blocks)) if policy == "selective" else _plan(policy, len(blocks))
     for attention in attentions:
@@ -83,7 +83,7 @@ def _plan(policy, blocks: int) -> Plan:
         return every(blocks, policy)
     plans = {"none": none, "all": lambda n: every(n, 1), "sqrt": square_root}
     if policy not in plans:
-        raise ValueError(f"No policy is called {policy!r}. {CHOICES}")
+        raise ValueError(f"No policy is called {policy!r}. {CHOICES}.")
     return plans[policy](blocks)
 
 
