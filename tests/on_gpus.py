@@ -30,6 +30,7 @@ CPU_ONLY = {
     "tests/ranks/slow/test_co*": SLOW,
     "test_host_lanes.py::test_a_step_takes_the_predicted_time*": SLOW,
     "test_host_lanes.py::test_a_step_with_a_cache_takes_the_predicted_time*": SLOW,
+    "test_offloaded_activations.py::test_a_step_takes_the_predicted_time*": SLOW,
     "test_a_pipeline_sends_along_its_axis_and_averages_before_zero_gathers": "on NCCL each "
     "direction of a pipeline has a group of its own",
     "test_host_lanes.py::test_a_delayed_update_is_hidden_as_predicted": SLOW,
