@@ -18,7 +18,7 @@ from lib.predict.recompute.plan import BlockCost, Plan, checked, leaves
 _FORMULA = "by playing the plan with the bytes and seconds of each block"
 
 
-class Bar(NamedTuple):
+class PlanBar(NamedTuple):
     """Says from when to when a block computes, in seconds; blocks count from 0."""
 
     kind: str  # "forward", "recompute" (forward once more) or "backward"
@@ -28,10 +28,10 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedPlan:
     """Holds the bars of a step, the bytes held over time, and the seconds computed again."""
 
-    bars: tuple[Bar, ...]
+    bars: tuple[PlanBar, ...]
     held: tuple[tuple[float, int], ...]  # from when on, and how many bytes
     again: float
 
@@ -62,21 +62,21 @@ class Played:
 
 def play_plan(
     plan: Plan, costs: Sequence[BlockCost], backward: Sequence[float] | None = None
-) -> Played:
+) -> PlayedPlan:
     """Predict one step of a chain with these costs, whose blocks forget what the plan says.
 
     `backward` are the seconds of each block's backward, by default twice those of its forward.
     Raises ValueError for a plan of another chain, and unless each block has a time of backward.
     """
     checked(plan, len(costs))
-    step = _Step(costs, backward_seconds(costs, backward))
+    step = _PlanStep(costs, backward_seconds(costs, backward))
     step.forward(plan, "forward")
     step.backward(plan)
     runs = [0] * len(costs)
     for bar in step.bars:
         runs[bar.block] += bar.kind != "backward"
     again = sum((n - 1) * cost.forward for n, cost in zip(runs, costs))
-    return Played(tuple(step.bars), tuple(step.held), again)
+    return PlayedPlan(tuple(step.bars), tuple(step.held), again)
 
 
 def backward_seconds(
@@ -95,7 +95,7 @@ def backward_seconds(
     return [real(time, "A time of backward") for time in times]
 
 
-class _Step:
+class _PlanStep:
     """Runs blocks one after the other, and notes what is held."""
 
     def __init__(self, costs: Sequence[BlockCost], seconds: list[float]):
@@ -133,7 +133,7 @@ class _Step:
 
     def _compute(self, kind: str, block: int, seconds: float) -> None:
         start, self.clock = self.clock, self.clock + seconds
-        self.bars.append(Bar(kind, block, start, self.clock))
+        self.bars.append(PlanBar(kind, block, start, self.clock))
 
     def _hold(self, nbytes: int) -> None:
         if nbytes:

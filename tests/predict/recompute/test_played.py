@@ -16,7 +16,7 @@ from lib.predict.recompute import (
     use_of,
 )
 from lib.predict.recompute.costs import backward_of, costs_of
-from lib.predict.recompute.played import Bar, backward_seconds
+from lib.predict.recompute.played import PlanBar, backward_seconds
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.step import backward
@@ -28,10 +28,11 @@ THREE = [BlockCost(1, 9, 1.0), BlockCost(2, 8, 2.0), BlockCost(3, 5, 4.0)]
 def test_a_checkpoint_beside_a_kept_block_by_hand():
     run = play_plan(((0, 1), 2), THREE, [1.0, 2.0, 3.0])
     assert run.bars == (
-        Bar("forward", 0, 0.0, 1.0), Bar("forward", 1, 1.0, 3.0), Bar("forward", 2, 3.0, 7.0),
-        Bar("backward", 2, 7.0, 10.0),
-        Bar("recompute", 0, 10.0, 11.0), Bar("recompute", 1, 11.0, 13.0),
-        Bar("backward", 1, 13.0, 15.0), Bar("backward", 0, 15.0, 16.0),
+        PlanBar("forward", 0, 0.0, 1.0), PlanBar("forward", 1, 1.0, 3.0),
+        PlanBar("forward", 2, 3.0, 7.0),
+        PlanBar("backward", 2, 7.0, 10.0),
+        PlanBar("recompute", 0, 10.0, 11.0), PlanBar("recompute", 1, 11.0, 13.0),
+        PlanBar("backward", 1, 13.0, 15.0), PlanBar("backward", 0, 15.0, 16.0),
     )  # fmt: skip
     # The checkpoint's input; beside it block 2, which goes; what the checkpoint's blocks keep.
     assert run.held == (

@@ -131,7 +131,7 @@ def test_the_costs_of_blocks():
 def test_what_is_refused():
     with pytest.raises(TypeError, match="A Linear is no chain of blocks"):
         recompute(nn.Linear(2, 2), "all")
-    with pytest.raises(ValueError, match="No policy is called 'some'. Choose none, all, sqrt, a"):
+    with pytest.raises(ValueError, match="'some'. Choose none, all, sqrt, selective, a number"):
         recompute(GPT(SHAPE), "some")
     with pytest.raises(ValueError, match="A plan for 8 blocks has the numbers 0 to 7"):
         recompute(GPT(SHAPE), (0, 1))
