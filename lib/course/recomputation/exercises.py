@@ -42,6 +42,12 @@ predict = Numbers(
 )
 
 
+def _drawn(seed: int):
+    """Return a function of a shape that draws tensors on the CPU, the same for a seed anywhere."""
+    draw = torch.Generator("cpu").manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=draw, device="cpu")
+
+
 # --- write
 
 
@@ -50,8 +56,7 @@ class _Probe(nn.Module):
 
     def __init__(self, size: int, seed: int):
         super().__init__()
-        draw = torch.Generator("cpu").manual_seed(seed)
-        make = lambda *shape: torch.randn(*shape, generator=draw, device="cpu")
+        make = _drawn(seed)
         self.up, self.down = nn.Parameter(make(size, 4 * size)), nn.Parameter(make(4 * size, 2))
         self.runs = 0
 
@@ -61,8 +66,7 @@ class _Probe(nn.Module):
 
 
 def _write_inputs(ranks: int, size: int) -> list[tuple]:
-    draw = torch.Generator("cpu").manual_seed(size)
-    make = lambda *shape: torch.randn(*shape, generator=draw, device="cpu")
+    make = _drawn(size)
     return [(size, rank, make(3, size), make(3, 2)) for rank in range(ranks)]
 
 
@@ -153,8 +157,7 @@ def _dropped(x, weight):
 
 
 def _repair_inputs(ranks: int, size: int) -> list[tuple]:
-    draw = torch.Generator("cpu").manual_seed(size)
-    make = lambda *shape: torch.randn(*shape, generator=draw, device="cpu")
+    make = _drawn(size)
     return [(rank, make(3, size), make(size, 4)) for rank in range(ranks)]
 
 

@@ -12,7 +12,7 @@ one `_Kept`, so it is encoded and kept once. A tensor is known by its storage an
 was changed in place.
 
 [Note: hooks outside]
-The parts are saved by an operation of autograd (`_Hold`), so hooks around the model see them: what
+The parts are saved by an operation of autograd (`saved`), so hooks around the model see them: what
 counts bytes counts the parts, and a checkpoint around the model forgets them.
 """
 
@@ -21,6 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from lib.single.recompute.saved import saved
 
 # flat numbers [N] -> the parts to be kept, and what makes the numbers from the parts
 Encoding = Callable[[Tensor], tuple[tuple[Tensor, ...], Callable[..., Tensor]]]
@@ -112,26 +114,12 @@ class _Kept:
             if encoding is not None:
                 parts, self.decode = encoding(tensor)
         with torch.enable_grad():
-            dummy = torch.empty(0, device="cpu", requires_grad=True)
-            self.parts = _Hold.apply(dummy, *parts).grad_fn
+            self.parts = saved(*parts)
 
     def decoded(self) -> Tensor:
         """Return the tensor that the parts stand for, flat where it was encoded flat."""
         with torch.no_grad():
             return self.decode(*self.parts.saved_tensors)
-
-
-class _Hold(torch.autograd.Function):
-    """Keeps tensors as autograd keeps them, so that hooks around it see them."""
-
-    @staticmethod
-    def forward(ctx, dummy, *tensors):
-        ctx.save_for_backward(*tensors)
-        return dummy.clone()
-
-    @staticmethod
-    def backward(ctx, _):
-        raise AssertionError("Nothing goes backward through this node.")
 
 
 def _only(tensor: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ def recompute(
     blocks in each checkpoint, or a Plan (lib/predict/recompute/plan.py). `keep` chooses operations
     whose results every checkpoint keeps. Each checkpoint is made inside `around()`, whose hooks see
     the input that it keeps. Names and weights of the model stay. A slice of it is another chain,
-    which keeps everything: of a pipeline give each stage. Raises TypeError for a model that is no
-    chain, and ValueError for a policy that does not fit.
+    to which only "selective" applies: of a pipeline give each stage. Raises TypeError for a model
+    that is no chain, and ValueError for a policy that does not fit.
     """
     blocks = blocks_of(model)
     attentions = [module for module in model.modules() if callable(getattr(module, "core", None))]

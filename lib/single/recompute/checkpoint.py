@@ -10,7 +10,7 @@ function once more, in which another hook catches the tensors by their numbers a
 are still there. The run stops at the last number that is needed: what comes after it saves nothing.
 
 [Note: checkpoints inside checkpoints]
-The inputs are kept by an operation of autograd (`_Keep`), so a checkpoint around this one forgets them
+The inputs are kept by an operation of autograd (`saved`), so a checkpoint around this one forgets them
 too, and gives them when this one asks.
 
 [Note: kept operations]
@@ -32,6 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lib.single.recompute.kept_operations import Keeping, Rule
+from lib.single.recompute.saved import saved
 from lib.single.recompute.second_forward import Caught, Difference, facts_of
 from lib.single.recompute.surroundings import Surroundings
 
@@ -74,8 +75,7 @@ class _Region:
         self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.surroundings = Surroundings(tensors, random)
         self.keeping = None if keep is None else Keeping(keep)
-        dummy = torch.empty(0, device="cpu", requires_grad=True)
-        self.inputs = _Keep.apply(dummy, *tensors).grad_fn
+        self.inputs = saved(*tensors)
         self.slots: list[weakref.ref] = []
 
     def first(self):
@@ -121,16 +121,3 @@ class _Region:
             else:
                 with self.keeping.reusing():
                     self.function(*inputs, **keywords)
-
-
-class _Keep(torch.autograd.Function):
-    """Keeps tensors as autograd keeps them, so that hooks around it see them."""
-
-    @staticmethod
-    def forward(ctx, dummy, *tensors):
-        ctx.save_for_backward(*tensors)
-        return dummy.clone()
-
-    @staticmethod
-    def backward(ctx, _):
-        raise AssertionError("Nothing goes backward through this node.")

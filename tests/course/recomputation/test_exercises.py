@@ -1,6 +1,7 @@
 """Chapter 9's checkers, from the start state over mistakes to the solution."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,18 +77,16 @@ class Thrice(Reentrant):
 class KeepsMore(Reentrant):
     @staticmethod
     def forward(ctx, function, x):
-        ctx.function = function
+        y = Reentrant.forward(ctx, function, x)
         ctx.save_for_backward(x, x * 2)
-        return function(x)
+        return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, _ = ctx.saved_tensors
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            y = ctx.function(x)
-        y.backward(dy)
-        return None, x.grad
+        both = ctx.saved_tensors
+        return Reentrant.backward(
+            SimpleNamespace(function=ctx.function, saved_tensors=both[:1]), dy
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""Chapter 9's lessons: each table says what its formula or its ranks say."""
+
+import re
+
+import pytest
+import torch
+
+from lib.course.recomputation import cover, further, lessons, published
+from lib.predict.recompute import every, none, use_of
+from lib.single import next_token_loss
+from lib.single.recompute import kept_bytes, recompute
+from tests.every import every as every_one
+
+
+def numbers(line: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\d+\.?\d*", line.replace(",", ""))]
+
+
+# --- memory
+
+
+def test_gpt_3_keeps_what_the_published_formula_says():
+    layer = 34 * 2048 * 12_288 + 5 * 96 * 2048**2
+    assert lessons.published_gb() == pytest.approx(96 * layer / 1e9)
+    assert round(lessons.published_gb()) == 275 and round(lessons.published_gb(8)) == 56
+
+
+def test_the_root_of_the_blocks_is_best_where_blocks_hold_their_input_alone():
+    dividing = [k for k in range(1, 65) if 64 % k == 0]
+    peaks = lessons.peaks(64, 1, 0, dividing)
+    assert min(peaks, key=peaks.get) == 8 and peaks[8] == 15
+    heavy = lessons.peaks(64, 1, 14, dividing)
+    assert min(heavy, key=heavy.get) == 2  # near √(64/15)
+    others = lessons.peaks(64, 1, 0, range(1, 65))
+    assert min(others.values()) >= 14  # a last checkpoint with fewer blocks gains little
+
+
+def test_the_growth_is_counted_and_predicted_alike():
+    rows = lessons.growth().splitlines()[1:]
+    assert len(rows) == 3 and every_one(row.endswith("True") for row in rows)
+    blocks, kept, root = zip(*(numbers(row) for row in rows))
+    assert blocks == (4, 16, 64) and kept[2] == 16 * kept[0] and root[2] == 5 * root[0]
+
+
+def test_scores_grow_with_the_square_and_selective_forgets_them():
+    rows = [numbers(row) for row in lessons.scores_table().splitlines()[1:]]
+    assert [row[0] for row in rows] == [64, 128, 256]
+    for (_, none_1, some_1, _), (_, none_2, some_2, _) in zip(rows, rows[1:]):
+        assert none_2 / none_1 > 2.3 and some_2 / some_1 == pytest.approx(2, abs=0.03)
+
+
+def test_a_large_transformer_needs_one_or_two_blocks_in_a_checkpoint():
+    costs = lessons.large_costs()
+    peaks = {k: use_of(every(len(costs), k), costs).peak for k in range(1, len(costs) + 1)}
+    assert min(peaks, key=peaks.get) == 2 and peaks[5] > 1.7 * peaks[2]
+    assert use_of(none(len(costs)), costs).peak / peaks[1] > 10
+
+
+def test_a_stage_holds_less_with_checkpoints():
+    gpipe, one_f_one_b = (numbers(row)[-3:] for row in lessons.stage_table().splitlines()[1:])
+    assert gpipe == [127.4, 9.5, 6.1] and one_f_one_b == [31.8, 3.1, 4.5]
+
+
+# --- on ranks
+
+
+def test_collectives_that_run_again(worlds):
+    rows = [row.split() for row in lessons.repeated_collectives(worlds(4)).splitlines()[1:]]
+    counts = {row[-3]: [] for row in rows}
+    for row in rows:
+        counts[row[-3]].append((int(row[-2]), int(row[-1])))
+    assert counts["all_to_all"] == [(48, 72)]  # dispatch and combine of 12 layers once more
+    assert counts["reduce_scatter"] == [(14, 14)]
+    assert counts["all_gather"][0] == (28, 28)  # FSDP's
+    assert (52, 65) in counts["all_reduce"]  # one in each layer, and the embedding's
+
+
+def test_checkpoints_in_shares_change_no_gradient(worlds):
+    runs = [worlds(4).record(lessons.tensor_step, "all", shared) for shared in (False, True)]
+    gathers = [lessons.collectives(run)["all_gather"] for run in runs]
+    assert gathers == [0, 14] and runs[0].results == runs[1].results
+    plain = worlds(4).run(lessons.tensor_step, "none")
+    assert plain == runs[0].results and plain[0] > 0
+
+
+def test_a_step_with_memory_has_its_activations_at_the_peak(worlds):
+    peaks = {policy: worlds(1).run(lessons.with_memory, policy)[0] for policy in ("none", "all")}
+    assert peaks["none"] > 8 * peaks["all"] > 0
+
+
+# --- PyTorch's own, and what breaks
+
+
+def stepped(model):
+    inputs, targets = lessons.batch()
+    torch.manual_seed(0)
+    next_token_loss(model(inputs), targets).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_pytorchs_checkpoints_keep_as_much_and_change_nothing():
+    inputs, _ = lessons.batch()
+    theirs, ours = lessons.with_pytorchs_checkpoints(), recompute(lessons.gpt(), "all")
+    assert kept_bytes(theirs, inputs) == kept_bytes(ours, inputs)
+    assert every_one(torch.equal(a, b) for a, b in zip(stepped(theirs), stepped(lessons.gpt())))
+
+
+def test_dropout_is_drawn_alike_the_second_time():
+    plain = stepped(lessons.gpt_with_dropout())
+    again = stepped(recompute(lessons.gpt_with_dropout(), "all"))
+    assert every_one(torch.equal(a, b) for a, b in zip(plain, again))
+    lines = lessons.folded(ValueError("word " * 40)).splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 60
+
+
+# --- published, and what goes further
+
+
+def test_published_and_predicted_stand_side_by_side():
+    for row in published.kept_by_a_layer().splitlines()[1:]:
+        pairs = numbers(row.split(maxsplit=1)[1])
+        assert every_one(abs(a - b) <= 0.1 for a, b in zip(pairs[::2], pairs[1::2]))
+    everything, selective = published.one_layer().splitlines()[1:]
+    assert numbers(everything) == [7.6, 39, 7.7, 39] and numbers(selective) == [1.3, 7, 0.9, 4]
+    assert [numbers(row)[-1] for row in published.whole_steps().splitlines()[1:]] == [29.1, 29.7]
+
+
+def test_nested_checkpoints_hold_less_for_more_runs():
+    rows = [numbers(row.replace("√n", ""))[-2:] for row in further.nested().splitlines()[1:]]
+    held, runs = zip(*rows)
+    assert held == (15, 9, 6, 4, 3) and runs[0] == 2 and list(runs) == sorted(runs)
+
+
+def test_offloading_every_layer_takes_longer_than_computing_it_again():
+    rows = {row[:16].strip(): numbers(row[16:]) for row in further.offloads().splitlines()[1:]}
+    kept, again = rows["all kept"][0], rows["all again"][0]
+    for link in further.LINKS:
+        assert not further.layer_is_better_offloaded(link)
+        assert rows[f"{link}, all"][0] > again > kept == rows[f"{link}, hidden"][0]
+    assert rows["PCIe5, hidden"][2] == 8.0
+
+
+def test_the_cover_draws_the_predicted_peaks():
+    costs = lessons.large_costs()
+    for name, plan in {"everything kept": none(34), "each block forgotten": every(34, 1)}.items():
+        rows = cover.both()[name].where(lane="memory")
+        assert max(row.bytes for row in rows) == use_of(plan, costs).peak
