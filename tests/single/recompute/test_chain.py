@@ -109,6 +109,22 @@ def test_the_counted_peak_is_the_predicted_one(plan):
     assert counted + samples - expected in (0, result)
 
 
+@pytest.mark.parametrize("plan", [none(8), square_root(8), (tuple(range(8)),)], ids=str)
+def test_microbatches_in_flight_hold_what_is_predicted(plan):
+    """As GPipe has them: all run forward before the first goes backward."""
+    model, (inputs, _) = GPT(SHAPE, seed=1), batch()
+    use = use_of(plan, block_costs(model, inputs, SECONDS))
+    recompute(model, plan)
+    with Memory(model) as memory:
+        results = [model(inputs) for _ in range(3)]
+        while results:
+            results.pop().sum().backward()
+    counted = max(row.bytes for row in memory.rows if row.op == "activations")
+    samples, result = 3 * inputs.untyped_storage().nbytes(), 4 * inputs.numel() * SHAPE.width
+    assert use.in_flight(3) > use.in_flight(1) == use.peak
+    assert counted + samples - use.in_flight(3) in (0, result)
+
+
 def test_a_plan_within_a_budget_runs_as_often_as_predicted():
     """With a budget halfway between all and as little as possible."""
     model, (inputs, _) = GPT(SHAPE, seed=1), batch()
