@@ -188,7 +188,7 @@ def _story(plan: Plan, start: dict, costs: list[BlockCost], limit: int | None) -
     """The same in words, without times."""
     use, count = use_of(plan, costs), len(costs)
     share = round(100 * use.again / sum(cost.forward for cost in costs))
-    around = lambda k: f"a checkpoint around each {k:,} block{'s' * (k != 1)}"
+    around = lambda k: f"a checkpoint around every {k:,} block{'s' * (k != 1)}"
     words = {
         "none": lambda: "everything kept",
         "all": lambda: "each block forgotten, in a checkpoint of its own",

@@ -162,7 +162,7 @@ def test_the_keyboard_does_all_that_the_pointer_does(bench_page):
 def test_points_of_the_frontier_are_chosen_by_a_press(bench_page):
     seen = bench_page(keep(COSTS, "none"))
     point = next(mark for mark in seen.marks if mark.get("id") == "every 4")
-    assert seen.hover(point).startswith("a checkpoint around each 4 blocks: ")
+    assert seen.hover(point).startswith("a checkpoint around every 4 blocks: ")
     seen.canvas.click(position=seen.place(point))
     seen.settle()
     assert plan_of(seen) == every(8, 4)

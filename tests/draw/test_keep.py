@@ -105,7 +105,7 @@ def place_of(drawn, run) -> tuple[float, float]:
         (use, box(drawn, name))
         for use, name in (
             (play_plan(none(6), SIX), "the best plan within 30 bytes: "),
-            (play_plan(every(6, 1), SIX), "a checkpoint around each block: "),
+            (play_plan(every(6, 1), SIX), "a checkpoint around every block: "),
         )
     ]
     (a, one), (b, other) = known
@@ -118,7 +118,7 @@ def place_of(drawn, run) -> tuple[float, float]:
 
 def test_plans_lie_at_their_bytes_and_their_time():
     drawn = keep(SIX, every(6, 4))
-    plans = {"this plan": every(6, 4), "a checkpoint around each 3 blocks: ": every(6, 3)}
+    plans = {"this plan": every(6, 4), "a checkpoint around every 3 blocks: ": every(6, 3)}
     for choice in frontier(SIX):
         plans[f"the best plan within {choice.use.peak} bytes: "] = choice.plan
     assert len(plans) > 5
@@ -153,7 +153,7 @@ def test_by_hand_nothing_tells_what_is_best():
     assert not boxes(drawn, "the best plan") and not boxes(drawn, "a checkpoint around")
     words = " ".join(texts(drawn))
     assert "With this plan, 30 B are held at the peak. That is 10 B more than the budget" in words
-    assert "Par for what is computed again is 2 s: it is met." in words
+    assert "The goal for what is computed again is 2 s: it is met." in words
     solved = keep(SIX, "none", by_hand=True, budget=20, par=2, text="((0, 1), 2, 3, 4, 5)")
     words = " ".join(texts(solved))
     assert "That is 1 B more than the budget of 20 B." in words
@@ -176,8 +176,8 @@ def test_a_readers_text_is_drawn_and_one_that_is_no_plan_is_told():
     [
         ("none", none(6), "everything kept"),
         ("all", every(6, 1), "each block forgotten, in a checkpoint of its own"),
-        ("sqrt", square_root(6), "a checkpoint around each 2 blocks (√6)"),
-        (4, every(6, 4), "a checkpoint around each 4 blocks"),
+        ("sqrt", square_root(6), "a checkpoint around every 2 blocks (√6)"),
+        (4, every(6, 4), "a checkpoint around every 4 blocks"),
         ((0, 1, (2, 3, 4), 5), (0, 1, (2, 3, 4), 5), "a plan made by hand"),
     ],
 )

@@ -19,7 +19,7 @@ export function pointsOf(data) {
   const count = data.names.length, root = rootOf(count);
   const every = Array.from({ length: count }, (_, n) => n + 1).map((k) => ({
     id: `every ${k}`,
-    name: `a checkpoint around each ${k === 1 ? "block" : `${k} blocks`}`,
+    name: `a checkpoint around every ${k === 1 ? "block" : `${k} blocks`}`,
     label: k === root ? `√${count}` : String(k),
     run: playPlan(data, planOf("every", count, k)),
   }));

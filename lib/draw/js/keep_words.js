@@ -7,7 +7,7 @@ const CLOSE = 1e-9; // seconds that differ by less than this share are the same
 
 // Tells in words which plan is chosen.
 export function planInWords({ names, budgets }, { policy, k, budget }) {
-  const count = names.length, around = (n) => `a checkpoint around each ${plural(n, "block")}`;
+  const count = names.length, around = (n) => `a checkpoint around every ${plural(n, "block")}`;
   if (policy === "none") return "everything kept";
   if (policy === "all") return "each block forgotten, in a checkpoint of its own";
   if (policy === "sqrt") return `${around(rootOf(count))} (√${count})`;
@@ -35,7 +35,7 @@ export function keepSentences(data, state, run, budget) {
     `With ${plan}, ${amount(run.peak, "B")} are held at the peak.`,
     isGoal ? budgetSentence(run.peak, budget) : "",
     `${again}, and the step takes ${seconds(run.end)}.`,
-    par ? `Par for what is computed again is ${seconds(par)}: it is ${parWords(run, par)}.` : "",
+    par ? `The goal for what is computed again is ${seconds(par)}: it is ${parWords(run, par)}.` : "",
   ].filter(Boolean).join(" ");
 }
 
