@@ -153,7 +153,7 @@ def test_by_hand_nothing_tells_what_is_best():
     assert not boxes(drawn, "the best plan") and not boxes(drawn, "a checkpoint around")
     words = " ".join(texts(drawn))
     assert "With this plan, 30 B are held at the peak. That is 10 B more than the budget" in words
-    assert "The goal for what is computed again is 2 s: it is met." in words
+    assert "The goal is at most 2 s computed again: it is met." in words
     solved = keep(SIX, "none", by_hand=True, budget=20, par=2, text="((0, 1), 2, 3, 4, 5)")
     words = " ".join(texts(solved))
     assert "That is 1 B more than the budget of 20 B." in words

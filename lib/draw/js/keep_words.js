@@ -35,7 +35,7 @@ export function keepSentences(data, state, run, budget) {
     `With ${plan}, ${amount(run.peak, "B")} are held at the peak.`,
     isGoal ? budgetSentence(run.peak, budget) : "",
     `${again}, and the step takes ${seconds(run.end)}.`,
-    par ? `The goal for what is computed again is ${seconds(par)}: it is ${parWords(run, par)}.` : "",
+    par ? `The goal is at most ${seconds(par)} computed again: it is ${parWords(run, par)}.` : "",
   ].filter(Boolean).join(" ");
 }
 
