@@ -26,15 +26,9 @@ from lib.predict.shape import GPTShape, ModelShape
 MOST_BLOCKS = 96  # drawn; use_of counts longer chains
 POLICIES = ("none", "all", "sqrt", "budget")
 _STEPS = 400  # of bytes, in which the best plans are looked for
-_LEFT_OUT = (
-    "Parameters, gradients, the output of the chain and what an operation needs for a moment are "
-    "left out."
-)
-_MEANING = (
-    "A box is as full as the share that its block holds after forward; a bracket is a checkpoint, "
-    "which holds the input of its first block. A block forgotten by hand is a checkpoint of its "
-    "own until it is joined with others."
-)
+_COUNTED = "Only what blocks hold for backward is counted: no weights, no gradients."
+_MEANING = "A box is filled by what its block holds after forward; a bracket is a checkpoint."
+_BY_HAND = "A forgotten block is a checkpoint of its own until it is joined with others."
 
 
 def keep(
@@ -88,7 +82,9 @@ def keep(
     plan = begin.pop("plan") if own is None else own
     data["begin"] = begin
     data["start"] = begin if own is None else begin | {"policy": "hand", "hand": own}
-    data["caption"] = captions.joined(source, _LEFT_OUT, _MEANING, caption)
+    data["caption"] = captions.joined(
+        source, _COUNTED, _MEANING, _BY_HAND if by_hand else "", caption
+    )
     return Picture(_story(plan, data["start"], costs, limit), ("keep", data))
 
 

@@ -17,8 +17,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     words = torch.zeros(len(groups), dtype=torch.int64, device=codes.device)
     for n in range(8):
         words |= groups[:, n].long() << (n * bits)
-    packed = words.view(torch.uint8).view(-1, 8)[:, :bits].flatten()[: -(-numel * bits // 8)]
-    return packed.clone()  # else it may hold the storage of the words
+    return words.view(torch.uint8).view(-1, 8)[:, :bits].flatten()[: -(-numel * bits // 8)]
 
 
 def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:

@@ -10,7 +10,6 @@ import { playPlan } from "./keep_play.js";
 import { planOf, textOfPlan } from "./keep_plans.js";
 import { keepSentences, keepSummary } from "./keep_words.js";
 import { textMark } from "./marks.js";
-import { shadeOfKind } from "./memory_stacks.js";
 import { amount } from "./numbers.js";
 
 const KEEP_HINT = "Click a block to forget it or to keep it, and drag across blocks to put them " +
@@ -112,7 +111,7 @@ function keysOfKeep({ byHand, par }, budget) {
     ["forward", colourOf("forward")],
     ["forward once more", againShade()],
     ["backward", colourOf("backward")],
-    ["held", shadeOfKind("activations")],
+    ["held", style.memory.activations],
     ["this plan", style.ink],
   ];
   if (byHand) return keys;

@@ -6,7 +6,6 @@ import { playPlan } from "./keep_play.js";
 import { planOf, rootOf } from "./keep_plans.js";
 import { parWords } from "./keep_words.js";
 import { boxMark, lineMark, textMark } from "./marks.js";
-import { shadeOfKind } from "./memory_stacks.js";
 import { amount, commas } from "./numbers.js";
 import { scaleOf } from "./scales.js";
 
@@ -93,7 +92,7 @@ function goalsOf({ par, unit }, run, budget, { x, high, left, right, top, base }
 // What lies within all goals.
 function goalArea(goals, { left, right, top, base }) {
   const to = goals.find((goal) => goal.x)?.x ?? right, y = goals.find((goal) => goal.y)?.y ?? top;
-  const fill = tint(shadeOfKind("activations"), 0.25);
+  const fill = tint(style.memory.activations, 0.25);
   return boxMark(left, y, to - left, base - y, { fill, about: "" });
 }
 

@@ -4,7 +4,6 @@ import { colourOf, lettersOn, tint } from "./colours.js";
 import { planLeaves } from "./keep_play.js";
 import { checkpointsOf } from "./keep_plans.js";
 import { areaMark, boxMark, lineMark, textMark } from "./marks.js";
-import { shadeOfKind } from "./memory_stacks.js";
 import { amount, commas } from "./numbers.js";
 
 // Where the rows of the picture lie, in px.
@@ -45,7 +44,7 @@ export function layChain(data, plan, run, { longest, most, allKept, budget }, wi
   ];
   if (place.step <= 5) { // one outline around all, where each has none
     const w = right - left;
-    marks.push(boxMark(left, top, w, bar, { edge: shadeOfKind("activations"), about: "" }));
+    marks.push(boxMark(left, top, w, bar, { edge: style.memory.activations, about: "" }));
   }
   return { marks, y: base + 2 * style.line + 8, place };
 }
@@ -56,7 +55,7 @@ function chainBoxes(data, plan, block, { left, top, bar, step }) {
   const x = left + block * step + more / 2, w = Math.max(1, step - more);
   const all = input[block] + inside[block];
   const opens = plan.some((item) => Array.isArray(item) && planLeaves(item)[0] === block);
-  const holds = isKept ? all : opens ? input[block] : 0, shade = shadeOfKind("activations");
+  const holds = isKept ? all : opens ? input[block] : 0, shade = style.memory.activations;
   const about = () =>
     `block ${names[block]}: ${isKept ? "kept" : "forgotten, runs again"}\n` +
     `holds ${amount(holds, "B")} of ${amount(all, "B")} after forward`;
@@ -116,7 +115,7 @@ function heldBytes({ held, end, peak }, x, base, most, right) {
   const at = x(held.find(([, bytes]) => bytes === peak)[0]), y = height(peak) - 13;
   const text = amount(peak, "B"), half = (text.length * style.letter) / 2 + 3;
   const middle = Math.min(Math.max(at, x(0) + half), right - half);
-  const fill = shadeOfKind("activations"), about = `peak: ${commas(peak)} bytes`;
+  const fill = style.memory.activations, about = `peak: ${commas(peak)} bytes`;
   return [
     areaMark(points, fill, { alpha: 1, about: "held for backward", id: "held" }),
     boxMark(middle - half, y - 8, 2 * half, 16, { fill: style.paper, about: "" }),

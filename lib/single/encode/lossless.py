@@ -34,7 +34,7 @@ def signs(flat: Tensor):
     there.
     """
     decode = partial(_from_signs, numel=flat.numel(), dtype=flat.dtype)
-    return (pack(~(flat <= 0), 1),), decode
+    return (_alone(pack(~(flat <= 0), 1)),), decode
 
 
 def _from_signs(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
@@ -80,7 +80,7 @@ def windows(pool: nn.MaxPool2d, image: torch.Size, indices: Tensor):
     dilation, width = _pair(pool.dilation), _window(pool)[1]
     row = (indices // image[-1] - rows) // dilation[0]
     column = (indices % image[-1] - columns) // dilation[1]
-    packed = pack((row * width + column).flatten(), bits)
+    packed = _alone(pack((row * width + column).flatten(), bits))
     return (packed,), partial(_from_windows, pool, image[-1], indices.shape, bits)
 
 
@@ -112,3 +112,8 @@ def _window(pool: nn.MaxPool2d) -> tuple[int, int]:
 
 def _pair(size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _alone(packed: Tensor) -> Tensor:
+    """Return packed numbers in a storage of their own: they may be a view of eight bytes each."""
+    return packed.clone()
