@@ -30,12 +30,8 @@ def course(lab, folder, tmp_path_factory, monkeypatch):
     return made
 
 
-# A notice of another test leaves slowly, and one that waited for its place comes after it.
-NO_NOTICE = """() => {
-    document.querySelectorAll(".Toastify__close-button").forEach((button) => button.click());
-    return !document.querySelector(".Toastify__toast");
-}"""
 OPEN = """async (path) => {
+    document.querySelectorAll(".Toastify__close-button").forEach((button) => button.click());
     const { commands, shell } = jupyterapp;
     const panel = await commands.execute("docmanager:open", { path });
     shell.activateById(panel.id);
@@ -67,7 +63,6 @@ def show(desk, folder):
     """`show(path)`: that notebook in JupyterLab, its kernel running, nothing run."""
 
     def opened(path):
-        desk.wait_for_function(NO_NOTICE)
         desk.evaluate(OPEN, path.relative_to(folder).as_posix())
         desk.wait_for_function(SETTLED)
         return desk
