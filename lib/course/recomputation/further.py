@@ -17,19 +17,19 @@ ENCODINGS = ("plain", "binarise", "sparse", "lossless", "fp8", "all, fp8")
 def offloads() -> str:
     """Write ms and GB of a step of `LARGE` on an H100, kept, computed again and offloaded."""
     costs, backward = large_costs(), backward_of(LARGE, 1, speeds("H100"), itemsize=2)
-    lines = ["                     ms   GB held   GB on the host"]
+    lines = ["                  ms  GB held  GB on the host"]
     once = sum(backward) + sum(cost.forward for cost in costs)
     for name, plan in (("all kept", none(len(costs))), ("all again", every(len(costs), 1))):
         use = use_of(plan, costs)
-        lines.append(f"{name:<18}{1e3 * (once + use.again):>5.0f}{use.peak / 1e9:>10.1f}{0:>17.1f}")
+        lines.append(f"{name:<15}{1e3 * (once + use.again):>5.0f}{use.peak / 1e9:>9.1f}{0:>16.1f}")
     for link in LINKS:
         host = host_speeds("H100", link)
         hidden = hidden_keep(costs, backward, host, AHEAD)
         for name, keep, ahead in (("all", 1, 1), ("hidden", hidden, AHEAD)):
             use = offload_use(costs, backward, host, keep, ahead)
             lines.append(
-                f"{f'{link}, {name}':<18}{1e3 * use.seconds:>5.0f}{use.peak / 1e9:>10.1f}"
-                f"{use.host / 1e9:>17.1f}"
+                f"{f'{link}, {name}':<15}{1e3 * use.seconds:>5.0f}{use.peak / 1e9:>9.1f}"
+                f"{use.host / 1e9:>16.1f}"
             )
     return "\n".join(lines)
 
@@ -45,11 +45,11 @@ def nested(blocks: int = 64) -> str:
     costs = [BlockCost(1, 0, 1.0)] * blocks
     plans = {"√n": square_root(blocks)}
     plans |= {f"{slots} slots": binomial(blocks, slots) for slots in (8, 5, 3, 2)}
-    lines = ["          inputs at the peak  forward runs of a block"]
+    lines = ["         inputs at the peak  runs of a block"]
     for name, plan in plans.items():
         use = use_of(plan, costs)
         runs = sum(use.runs) / blocks
-        lines.append(f"{name:<9}{use.peak:>19}{runs:>25.2f}")
+        lines.append(f"{name:<9}{use.peak:>18}{runs:>17.2f}")
     return "\n".join(lines)
 
 

@@ -102,14 +102,14 @@ def compared(names=tuple(ENCODINGS), seeds=SEEDS, steps: int = STEPS) -> dict[st
 
 
 def table(results: dict[str, list[Trained]]) -> str:
-    """Return a table of `compared`: bytes kept, against plain, mean loss and accuracy.
+    """Return a table of `compared`: bytes kept, how many times fewer than plain, loss by seed.
 
     Bytes are the mean of the seeds, and of plain trainings there must be a row.
     """
     plain = mean(one.kept for one in results["plain"])
-    rows = ["             bytes kept  plain / it    loss  accuracy"]
+    rows = ["          bytes kept  fewer  loss by seed"]
     for name, runs in results.items():
-        kept, loss = mean(one.kept for one in runs), mean(one.loss for one in runs)
-        accuracy = mean(one.accuracy for one in runs)
-        rows.append(f"{name:<11}{kept:>12,.0f}{plain / kept:>12.1f}{loss:>8.3f}{accuracy:>10.0%}")
+        kept = mean(one.kept for one in runs)
+        losses = "  ".join(f"{one.loss:.3f}" for one in runs)
+        rows.append(f"{name:<9}{kept:>11,.0f}{plain / kept:>6.1f}x  {losses}")
     return "\n".join(rows)

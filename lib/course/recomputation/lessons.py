@@ -224,4 +224,4 @@ def gpt_with_dropout() -> GPT:
 def folded(error: Exception) -> str:
     """Return the message of an error in lines that a phone shows whole."""
     lines = str(error).splitlines()
-    return "\n".join(textwrap.fill(line, 60, subsequent_indent="  ") for line in lines)
+    return "\n".join(textwrap.fill(line, 49, subsequent_indent="  ") for line in lines)

@@ -4,6 +4,9 @@
     sequence parallelism   34/t + 5as/(ht)        selective   10 + 24/t
     both                   34/t                   full        2
 
+Of a layer's 72·b·s·h² + 12·b·s²·h operations the products of attention in forward, which selective
+recomputation repeats, are 4·b·s²·h. The paper's appendix A adds 12·b·s²·h, three times as many.
+
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
 2205.05198), table 2 and figure 7. The figure has bars without numbers. Those here were computed by hand
 from table 2, and agree within 0.1 % with a transcription of the bars.
@@ -53,3 +56,15 @@ def shares(model: Large) -> tuple[float, ...]:
         published_layer(*model, **both), full,
     )  # fmt: skip
     return tuple(nbytes / alone for nbytes in kept)
+
+
+# By how much selective recomputation adds to the operations of a step, as the paper says.
+OPERATIONS_ADDED = {"175B": 0.027, "530B": 0.016}
+
+
+def operations_added(model: Large, repeated: int = 4) -> float:
+    """Return by which share selective recomputation adds to the operations of a layer's step.
+
+    `repeated` is the multiple of b·s²·h that is computed again: 4 by our count, 12 by the paper's.
+    """
+    return repeated * model.sequence / (72 * model.width + 12 * model.sequence)

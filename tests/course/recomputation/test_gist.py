@@ -50,9 +50,10 @@ def test_it_is_the_same_again_whatever_the_threads(results):
 
 def test_the_table_has_a_row_for_each(results):
     head, *rows = table(results).splitlines()
-    assert head.split() == ["bytes", "kept", "plain", "/", "it", "loss", "accuracy"]
-    assert [row[:11].strip() for row in rows] == list(NAMES)
-    assert rows[0].split()[1:3] == [f"{results['plain'][0].kept:,}", "1.0"]
+    assert head.split() == ["bytes", "kept", "fewer", "loss", "by", "seed"]
+    assert [row[:9].strip() for row in rows] == list(NAMES)
+    losses = [f"{one.loss:.3f}" for one in results["plain"]]
+    assert rows[0].split()[1:] == [f"{results['plain'][0].kept:,}", "1.0x", *losses]
     assert len({len(row) for row in rows}) == 1
 
 

@@ -1,0 +1,129 @@
+"""What chapter 9 says of its numbers is what its cells printed, and what is computed here."""
+
+import math
+import re
+
+import pytest
+
+from lib.course.recomputation import gist, lessons
+from lib.draw import keep
+from lib.predict.recompute import best, every, none, square_root, use_of
+from lib.predict.recompute.costs import backward_of
+from lib.predict.roofline import speeds
+from lib.predict.sequence.published_times import TABLE_4
+from lib.predict.sharded.offload import host_speeds
+from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every as every_one
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("09-recomputation")
+
+
+@pytest.fixture(scope="module")
+def text(notebook):
+    return "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def test_the_main_path_is_short(notebook):
+    cells, words = main_path(notebook)
+    assert 0 < cells <= 45 and 0 < words <= 3000
+
+
+def test_the_minutes_are_those_of_the_headings(text):
+    found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)
+    minutes = [(title, int(n)) for title, n in found]
+    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
+    main = sum(n for _, n in minutes) - later
+    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
+    assert main <= 50
+
+
+def test_what_the_chapter_prints_fits_a_phone(notebook):
+    """49 characters stand beside one another on 360 px."""
+    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
+    assert len(printed) > 12
+    assert every_one(len(line) <= 49 for words in printed for line in words.splitlines())
+
+
+def test_the_memory_of_the_recorded_steps(notebook, text):
+    activations = r"rank 0: peak .*activations ([\d,]+)"
+    everything, forgotten = re.findall(activations, shown(notebook, '"each block recomputed"'))
+    megabytes = [int(n.replace(",", "")) / 1e6 for n in (everything, forgotten)]
+    assert list(map(round, megabytes)) == [39, 4]
+    assert "At the peak only 4 MB of activations are left of 39" in text
+    assert "parameters 2,563,584" in shown(notebook, "everything = one.record")
+    x = 4 * 128 * 64 * 4
+    layer = (38_310_912 - 1_703_936) / 12 + x
+    assert f"{x:,} bytes instead of about {layer / 1e6:.0f} MB" in text
+    assert "kept after forward: 38,310,912 bytes" in shown(notebook, "kept after forward")
+    assert "bytes kept: 1703936 ours: 1703936" in shown(notebook, "theirs =")
+
+
+def test_the_published_layer(text):
+    forward, backward = TABLE_4["tensor parallel"]
+    assert f"({backward} and {forward} ms)" in text and round(backward / forward, 1) == 1.5
+    large = 34 * 2048 * 12_288, 5 * 96 * 2048**2
+    assert [f"{nbytes / 1e9:.2f} GB" for nbytes in large] == ["0.86 GB", "2.01 GB"]
+    assert "= 0.86 GB" in text and "= 2.01 GB" in text
+
+
+def test_the_answers_to_the_controls(text):
+    costs = lessons.large_costs()
+    peak = lambda plan: use_of(plan, costs).peak / 1e9
+    assert f"{peak(none(34)):.1f} GB" == "32.0 GB" and "forward pass, 32.0 GB" in text
+    assert f"k = 2 needs {peak(every(34, 2)):.2f} GB" in text
+    assert f"k = 1 hardly more, {peak(every(34, 1)):.2f} GB" in text
+    assert len(square_root(34)[0]) == 5
+    assert f"chooses k = 5 and needs {peak(square_root(34)):.2f} GB" in text
+    held = 1 + costs[1].inside / costs[1].input
+    assert f"h = {held:.1f} inputs" in text and f"= {math.sqrt(34 / held):.1f}" in text
+    assert round(34 / 2 + 5 * 96 * 2048 / 12_288 / 2) == 57 and "15 to 60 times" in text
+
+
+def test_each_gigabyte_of_the_frontier_saves_about_as_much(text):
+    costs = lessons.large_costs()
+    again = [use_of(best(costs, gb * 1e9), costs).again for gb in (4, 10, 16, 22, 28)]
+    saved = [a - b for a, b in zip(again, again[1:])]
+    assert max(saved) < 1.5 * min(saved) and "Every further gigabyte saves about as much" in text
+
+
+def test_the_picture_takes_backward_from_the_roofline_as_the_cover_does():
+    data = keep(lessons.LARGE, "all", itemsize=2).live[1]
+    backward = backward_of(lessons.LARGE, 1, speeds("H100"), itemsize=2)
+    assert data["backward"] == pytest.approx(backward)
+
+
+def test_the_times_of_offloading(text):
+    cost, host = lessons.large_costs()[1], host_speeds("H100", "PCIe5")
+    backward = backward_of(lessons.LARGE, 1, speeds("H100"), itemsize=2)[1]
+    assert f"A layer keeps {round(cost.kept / 1e6)} MB" in text
+    assert f"its copy takes {1e3 * cost.kept / host.bandwidth:.1f} ms" in text
+    assert f"its forward takes {1e3 * cost.forward:.1f} ms" in text
+    assert f"its backward {1e3 * backward:.1f}" in text
+    assert f"which is {cost.input / 1e6:.0f} MB here" in text
+
+
+def test_eight_bits_change_a_loss_less_than_a_seed_does(notebook, text):
+    rows = {}
+    for line in shown(notebook, "further.encodings()").splitlines()[1:]:
+        name, rest = line[:9].strip(), line[9:].split()
+        rows[name] = [float(loss) for loss in rest[2:]]
+        assert name != "all, fp8" or f"our small VGG's {rest[1][:-1]} " in text
+    plain = rows["plain"]
+    assert len(plain) == len(gist.SEEDS) == 3
+    assert rows["lossless"] == rows["binarise"] == rows["sparse"] == plain
+    spread = max(plain) - min(plain)
+    for name in ("fp8", "all, fp8"):
+        differences = [abs(a - b) for a, b in zip(rows[name], plain)]
+        assert 0 < max(differences) < spread
+
+
+def test_a_plan_by_hand_follows_its_hints(text):
+    from lib.course.recomputation.exercises import BUDGET, UNEQUAL, by_hand
+
+    plan = eval(re.search(r"by_hand\.check\((\(.*\))\)", text)[1])
+    assert by_hand.check(plan).solved
+    assert use_of(plan, UNEQUAL).peak <= BUDGET < use_of(none(8), UNEQUAL).peak
