@@ -26,15 +26,15 @@ predict = Numbers(
     answers={
         "forward": 2,  # after o and after down
         "backward": 5,  # of the input of q, k, v, gate and up
-        "joined": 2,  # of the input of qkv and of the joined gate and up
+        "shared": 2,  # of the input of q, k and v together, and of that of gate and up
         "megabytes": round(_SUM.bytes / 1e6, 2),
         "sent": round(sent_bytes([_SUM] * 4) / 1e6, 1),
     },
     hints=(
         "A row layer needs an all-reduce in forward and none in backward. A column layer needs "
         "none in forward; what does it need in backward?",
-        "Each column layer sums the gradient of its own input. q, k and v are three column layers, "
-        "gate and up two. A joined matrix is one column layer.",
+        "Each column layer sums the gradient of its own input, and there are five. Where several "
+        "layers share one Copy, a rank adds their gradients itself, before the one all-reduce.",
         "Every all-reduce has 2,048 · 4,096 numbers of 2 bytes. In a ring of 8, a rank sends "
         "2 · 7/8 of the buffer.",
     ),
@@ -92,6 +92,8 @@ write = _Row(
     inputs=_row_inputs,
     reference=_row_reference,
     sizes=(2, 6),
+    words="F/tp = {}",
+    names=("y", "the gradient of `x`", "the gradient of `weight`", "the gradient of `bias`"),
     hints=(
         "Forward: each rank's product x @ weight.T is one term of a sum over the ranks. When must "
         "the bias be added, if it shall count once?",
@@ -151,6 +153,8 @@ repair = _Norm(
     inputs=_norm_inputs,
     reference=_norm_reference,
     sizes=(2, 3),
+    words="{} heads a rank",
+    names=("what it returned", "the gradient of `x`", "the gradient of `gain`"),
     hints=(
         "y and the gradient of x are right on every rank. Of which heads does a rank's gradient of "
         "`gain` know?",
