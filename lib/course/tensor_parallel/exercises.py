@@ -93,14 +93,14 @@ write = _Row(
     reference=_row_reference,
     sizes=(2, 6),
     words="F/tp = {}",
-    names=("y", "the gradient of `x`", "the gradient of `weight`", "the gradient of `bias`"),
+    names=("z", "the gradient of `y`", "the gradient of `weight`", "the gradient of `bias`"),
     hints=(
-        "Forward: each rank's product x @ weight.T is one term of a sum over the ranks. When must "
+        "Forward: each rank's product y @ weight.T is one term of a sum over the ranks. When must "
         "the bias be added, if it shall count once?",
-        "Backward: every rank is given the same dy, that of the sum, and each term of a sum has "
+        "Backward: every rank is given the same dz, that of the sum, and each term of a sum has "
         "the gradient of the sum. So nothing has to be sent.",
-        "dx = dy @ weight, dW = dy.T @ x, and db = dy.sum(0). ctx.save_for_backward(x, weight) in "
-        "forward, and return dx, dW, db.",
+        "dy = dz @ weight, dW = dz.T @ y, and db = dz.sum(0). ctx.save_for_backward(y, weight) in "
+        "forward, and return dy, dW, db.",
     ),
 )
 
@@ -156,7 +156,7 @@ repair = _Norm(
     words="{} heads a rank",
     names=("what it returned", "the gradient of `x`", "the gradient of `gain`"),
     hints=(
-        "y and the gradient of x are right on every rank. Of which heads does a rank's gradient of "
+        "The heads and the gradient of x are right on every rank. Of which heads does a rank's gradient of "
         "`gain` know?",
         "The gradient of `gain` is a sum over all heads, and so over all ranks. Which operator of "
         "this chapter does nothing in forward and sums in backward?",

@@ -206,7 +206,7 @@ def mask(apart: int, count: int = 16) -> str:
 
 
 def loss_and_gradient(loss, cut) -> dict[str, torch.Tensor]:
-    """Return a loss of 24 rows of 256 logits, of which `cut(logits)` are this rank's, and its gradient."""
+    """Return a loss of `cut(logits)`, this rank's of [24, 256] logits, and their gradient."""
     logits = cut(numbers(24, 256)).clone().requires_grad_()
     value = loss(logits, torch.arange(24, device=logits.device))
     value.backward()
