@@ -156,8 +156,8 @@ repair = _Norm(
     words="{} heads a rank",
     names=("what it returned", "the gradient of `x`", "the gradient of `gain`"),
     hints=(
-        "The heads and the gradient of x are right on every rank. Of which heads does a rank's gradient of "
-        "`gain` know?",
+        "The heads and the gradient of x are right on every rank. Which heads does a rank know in "
+        "its gradient of `gain`?",
         "The gradient of `gain` is a sum over all heads, and so over all ranks. Which operator of "
         "this chapter does nothing in forward and sums in backward?",
         "Use Copy.apply(gain) in place of gain.",
