@@ -23,7 +23,8 @@ class Exercise(Hints):
 
     `inputs(ranks, size)` returns the arguments of each rank as a tuple, and `reference(inputs)`
     what each rank must return. `par(ranks, size)` is what a good solution sends, and `model` is one
-    such solution: an attempt that sends too much is shown its first message that differs.
+    such solution: an attempt that sends too much is shown its first message that differs. `names`
+    are those of the tensors in a rank's result, where a checker runs more than the attempt.
     """
 
     task: str = ""
@@ -32,6 +33,7 @@ class Exercise(Hints):
     sizes: tuple[int, ...] = (8,)
     par: Callable | None = None
     model: Callable | None = None
+    names: tuple[str, ...] = ()
     words: str = ""  # what a size is, such as "K = {} on each rank"; else a number of numbers
     at_par: bool = False  # True where too many bytes or rounds do not count as solved
 
@@ -47,7 +49,7 @@ class Exercise(Hints):
                 return self._not_yet(f"With {self._said(size)}, it failed:\n\n{error}\n")
             if all(result is None or result is ... for result in ledger.results):
                 return self._open(f"`{name}` returns nothing", self.task)
-            wrong = _wrong(ledger, expected, self._said(size))
+            wrong = _wrong(ledger, expected, self._said(size), self.names)
             if wrong:
                 return self._not_yet(wrong)
         return self._scored(ledger, world, inputs)
@@ -90,13 +92,13 @@ def _on_rank(function, inputs):
     return function(*inputs[dist.get_rank()])
 
 
-def _wrong(ledger, expected: list, said: str) -> str:
+def _wrong(ledger, expected: list, said: str, names: tuple[str, ...] = ()) -> str:
     """Return which rank first differs and how, which others differ, and what that rank launched.
 
     The text is empty where all ranks are right.
     """
     ranks = range(len(expected))
-    texts = {rank: difference(ledger.results[rank], expected[rank]) for rank in ranks}
+    texts = {rank: _named(ledger.results[rank], expected[rank], names) for rank in ranks}
     wrong = [rank for rank in ranks if texts[rank]]
     if not wrong:
         return ""
@@ -107,6 +109,14 @@ def _wrong(ledger, expected: list, said: str) -> str:
     right = [rank for rank in ranks if not texts[rank]]
     text += f" {list_of(right).capitalize()} {_is(right)} right." if right else ""
     return f"{text}\nRank {first} launched {_launched(ledger, first)}."
+
+
+def _named(got, expected, names: tuple[str, ...]) -> str:
+    """Return how a rank's result differs, by the names of its tensors where there are any."""
+    if not names or got is None:
+        return difference(got, expected)
+    texts = (difference(*trio) for trio in zip(got, expected, names, strict=True))
+    return next(filter(None, texts), "")
 
 
 def _launched(ledger, rank: int) -> str:

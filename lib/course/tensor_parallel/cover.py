@@ -32,8 +32,8 @@ def write(path) -> None:
     """Write the picture."""
     still = stacked(
         [
-            ("Split by columns: nothing is sent", matrices("column"), LETTERS["column"]),
-            ("Split by rows: an all_reduce adds the parts of z", matrices("row"), LETTERS["row"]),
+            ("Split by columns", matrices("column"), LETTERS["column"]),
+            ("Split by rows", matrices("row"), LETTERS["row"]),
         ]
     )
     save(still, path)

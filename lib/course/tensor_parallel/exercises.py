@@ -26,15 +26,15 @@ predict = Numbers(
     answers={
         "forward": 2,  # after o and after down
         "backward": 5,  # of the input of q, k, v, gate and up
-        "joined": 2,  # of the input of qkv and of the joined gate and up
+        "shared": 2,  # of the input of q, k and v together, and of that of gate and up
         "megabytes": round(_SUM.bytes / 1e6, 2),
         "sent": round(sent_bytes([_SUM] * 4) / 1e6, 1),
     },
     hints=(
         "A row layer needs an all-reduce in forward and none in backward. A column layer needs "
         "none in forward; what does it need in backward?",
-        "Each column layer sums the gradient of its own input. q, k and v are three column layers, "
-        "gate and up two. A joined matrix is one column layer.",
+        "Each column layer sums the gradient of its own input, and there are five. Where several "
+        "layers share one Copy, a rank adds their gradients itself, before the one all-reduce.",
         "Every all-reduce has 2,048 · 4,096 numbers of 2 bytes. In a ring of 8, a rank sends "
         "2 · 7/8 of the buffer.",
     ),
@@ -92,13 +92,15 @@ write = _Row(
     inputs=_row_inputs,
     reference=_row_reference,
     sizes=(2, 6),
+    words="F/tp = {}",
+    names=("z", "the gradient of `y`", "the gradient of `weight`", "the gradient of `bias`"),
     hints=(
-        "Forward: each rank's product x @ weight.T is one term of a sum over the ranks. When must "
+        "Forward: each rank's product y @ weight.T is one term of a sum over the ranks. When must "
         "the bias be added, if it shall count once?",
-        "Backward: every rank is given the same dy, that of the sum, and each term of a sum has "
+        "Backward: every rank is given the same dz, that of the sum, and each term of a sum has "
         "the gradient of the sum. So nothing has to be sent.",
-        "dx = dy @ weight, dW = dy.T @ x, and db = dy.sum(0). ctx.save_for_backward(x, weight) in "
-        "forward, and return dx, dW, db.",
+        "dy = dz @ weight, dW = dz.T @ y, and db = dz.sum(0). ctx.save_for_backward(y, weight) in "
+        "forward, and return dy, dW, db.",
     ),
 )
 
@@ -151,9 +153,11 @@ repair = _Norm(
     inputs=_norm_inputs,
     reference=_norm_reference,
     sizes=(2, 3),
+    words="{} heads a rank",
+    names=("what it returned", "the gradient of `x`", "the gradient of `gain`"),
     hints=(
-        "y and the gradient of x are right on every rank. Of which heads does a rank's gradient of "
-        "`gain` know?",
+        "The heads and the gradient of x are right on every rank. Which heads does a rank know in "
+        "its gradient of `gain`?",
         "The gradient of `gain` is a sum over all heads, and so over all ranks. Which operator of "
         "this chapter does nothing in forward and sums in backward?",
         "Use Copy.apply(gain) in place of gain.",

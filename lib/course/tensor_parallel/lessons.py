@@ -75,12 +75,12 @@ def batch_of(shape: GPTShape, samples: int = 2) -> tuple[torch.Tensor, torch.Ten
 
 
 def outputs_and_gradients(module) -> dict[str, torch.Tensor]:
-    """Run a module forward and backward on x [2, 16, 32]; return y, dx and gradients by name."""
+    """Run a module forward and backward on x [2, 16, 32]; return z, dx and gradients by name."""
     x = numbers(2, 16, 32).requires_grad_()
-    y = module(x)
-    y.backward(numbers(2, 16, 32, seed=SEED + 1))
+    z = module(x)
+    z.backward(numbers(2, 16, 32, seed=SEED + 1))
     gradients = {name: p.grad for name, p in module.named_parameters()}
-    return {"y": y.detach(), "dx": x.grad} | gradients
+    return {"z": z.detach(), "dx": x.grad} | gradients
 
 
 def own(tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -135,14 +135,14 @@ def _joined(collectives) -> str:
 
 
 def heads_by_ranks(shape: GPTShape, numbers_of_ranks) -> str:
-    """List what each rank has of an attention: query heads, key/value heads, and who has the same.
+    """List what each rank has of an attention: query heads, key/value heads, and sharers.
 
     The last column counts the ranks that have the same key/value head.
     """
-    lines = ["ranks  query heads  key/value heads  ranks with the same"]
+    lines = ["ranks  q heads  kv heads  sharers"]
     for ranks in numbers_of_ranks:
         share = share_of(shape, ranks)
-        lines.append(f"{ranks:>5}{share.heads:>13}{share.kv_heads:>17}{share.sharers:>21}")
+        lines.append(f"{ranks:>5}{share.heads:>9}{share.kv_heads:>10}{share.sharers:>9}")
     return "\n".join(lines)
 
 
@@ -206,7 +206,7 @@ def mask(apart: int, count: int = 16) -> str:
 
 
 def loss_and_gradient(loss, cut) -> dict[str, torch.Tensor]:
-    """Return a loss of 24 rows of 256 logits, of which `cut(logits)` are this rank's, and dz."""
+    """Return a loss of `cut(logits)`, this rank's of [24, 256] logits, and their gradient."""
     logits = cut(numbers(24, 256)).clone().requires_grad_()
     value = loss(logits, torch.arange(24, device=logits.device))
     value.backward()

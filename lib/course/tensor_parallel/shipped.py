@@ -29,15 +29,15 @@ def losses_of_cuts(world, seeds=SEEDS) -> str:
     All ranks of a mistaken program together compute what one device does that cuts its heads. So
     the trainings run on one device, and the first steps on the ranks are compared with them.
     """
-    lines = ["loss of the last steps, seeds " + " ".join(map(str, seeds))]
+    lines, alike = ["loss of the last steps, seeds " + " ".join(map(str, seeds))], True
     for cut in (False, True):
         losses = [trained(seed, cut, world.size) for seed in seeds]
         first = world.run(losses_on_ranks, seeds[0], cut)
         whole = torch.tensor(losses[0][: len(first[0])], dtype=torch.float64)
-        same = all(torch.allclose(torch.tensor(own).to(whole), whole, rtol=1e-6) for own in first)
+        alike &= all(torch.allclose(torch.tensor(own).to(whole), whole, rtol=1e-6) for own in first)
         ends = " ".join(f"{sum(one[-LAST:]) / LAST:.3f}" for one in losses)
-        lines.append(f"  heads {'cut' if cut else 'whole':<7}{ends}   as on the ranks: {same}")
-    return "\n".join(lines)
+        lines.append(f"  heads {'cut' if cut else 'whole':<7}{ends}")
+    return "\n".join([*lines, f"  first steps as on the ranks: {alike}"])
 
 
 def trained(seed: int, cut: bool, parts: int, steps: int = STEPS, split=lambda m: m) -> list[float]:
@@ -98,7 +98,7 @@ def norms_when_clipped(world, shape: GPTShape) -> str:
     for name, clip in ways:
         norms, replicated = zip(*world.run(clipped, shape, clip))
         lines.append(f"{name:<21}" + " ".join(f"{norm:.4f}" for norm in norms))
-        lines.append(f"{'':<21}replicated weights still equal: {all(replicated)}")
+        lines.append(f"  replicas still equal: {all(replicated)}")
     return "\n".join(lines)
 
 

@@ -47,14 +47,18 @@ def on(link: str) -> tuple[Ledger, Ledger]:
     with World(RANKS, slow_motion=speeds) as world:
         recorded = after_barrier(world.record(step, span)).where(rank=0)
     predicted = tensor_parallel_step(LARGE, RANKS, 1, speeds).where(rank=0)
-    sums = [_sums(ledger) for ledger in (recorded, predicted)]
-    print(f"{link}: {exposed(predicted):.0%} of the predicted step is exposed")
-    print("  recorded and predicted all_reduces have the same bytes:", sums[0] == sums[1])
-    return recorded, in_phases(predicted)
+    drawn = in_phases(predicted)
+    sums = [_sums(ledger) for ledger in (recorded, drawn)]
+    print(f"{link}: {exposed(drawn):.0%} exposed (predicted)")
+    print("  recorded all_reduces, same bytes:", sums[0] == sums[1])
+    return recorded, drawn
 
 
 def exposed(predicted: Ledger) -> float:
-    """Return the share of one rank's predicted step in which it waits for an all_reduce."""
+    """Return the share of one rank's predicted time in which it waits for an all_reduce.
+
+    What `in_phases` returns has no update, so its share is that of forward and backward.
+    """
     computed = sum(row.seconds for row in predicted.where(lane="compute"))
     return 1 - computed / predicted.makespan
 
