@@ -7,7 +7,10 @@ Each figure is the median of `launches` new worlds; a world's figure is the rati
 
 import dataclasses
 import functools
+import random
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -16,9 +19,12 @@ from torch.utils.checkpoint import checkpoint as pytorchs
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from lib.predict.recompute import best, square_root, use_of
+from lib import World
+from lib.course.recomputation.wall_clock import compared as by_clock
+from lib.predict.recompute import BlockCost, best, none, smallest_peak, square_root, use_of
 from lib.predict.recompute.encodings import encoded_bytes, vgg
 from lib.predict.shape import GPTShape, MLPShape
+from lib.ranks.calibrate import calibrate
 from lib.single import GPT, MLP, mean_squares, next_token_loss
 from lib.single.convnet import VGG
 from lib.single.encode import gist, nonzeros
@@ -134,9 +140,56 @@ def encoded(options):
             yield dataclasses.replace(figure, must="printed only", reached=True)
 
 
+def slowly(options):
+    """A chain of unequal blocks in slow motion, by the best plan and by √n, as predicted."""
+    from lib.predict.recompute.played import play_plan
+    from tests.ranks import test_recomputed_steps as slow
+
+    with World(1, device="cpu") as world:
+        for name in ("√n", "best"):
+            plan = slow.plans()[name]
+            recorded = slow.recorded(world, plan).makespan
+            predicted = max(bar.end for bar in play_plan(plan, *slow.costs()).bars)
+            ratio = recorded / predicted
+            yield Figure(f"slow motion, 12 unequal layers, {name}: recorded / predicted",
+                         1e6 * recorded, 1e6 * predicted, ratio, "within 5 %",
+                         abs(ratio - 1) <= 0.05, "µs")  # fmt: skip
+
+
+def planned(options):
+    """The seconds in which a plan is found for blocks that differ, at half of their bytes."""
+    for blocks, limit in ((100, 2.0), (1000, 60.0)):
+        draw = random.Random(0)
+        chain = [
+            BlockCost(draw.randint(1, 5) * 10**6, draw.randint(1, 60) * 10**6, draw.random())
+            for _ in range(blocks)
+        ]
+        half = (smallest_peak(chain) + use_of(none(blocks), chain).peak) / 2
+        began = time.perf_counter()
+        best(chain, half, steps=200)
+        taken = time.perf_counter() - began
+        title = f"best plan of {blocks:,} blocks, 200 steps of the budget, found in / limit"
+        must = f"under {limit:.0f} s"
+        yield Figure(title, taken, limit, taken / limit, must, taken < limit, "s")
+
+
+def clock(options):
+    """A step by the wall clock, each block computed again, against the calibrated prediction."""
+    with World(1, device="cpu") as world:
+        machine = calibrate(world, quiet=True)
+        runs = [by_clock(world, machine, options.repeats) for _ in range(options.launches)]
+    for policy, (predicted, _) in runs[0].items():
+        measured = statistics.median(run[policy][1] for run in runs)
+        error = f"{predicted / measured - 1:+.0%}"
+        title = f"wall clock, 1 rank, GPT of 8 layers, {policy}: predicted, measured, error {error}"
+        yield Figure(title, 1e3 * predicted, 1e3 * measured, predicted / measured,
+                     "printed only", True)  # fmt: skip
+
+
 def main():
     """Measure what the options ask for."""
-    measure_all((checkpoints, selective, budget, encoded), __doc__, repeats=20)
+    whole = (checkpoints, selective, budget, slowly, planned, encoded, clock)
+    measure_all(whole, __doc__, repeats=20)
 
 
 if __name__ == "__main__":
