@@ -12,7 +12,7 @@ from lib.course.checks.sent_bytes import sent
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.communicating_less.lessons import train_gpt
 from lib.predict.collectives.formulas import collective
-from lib.predict.data import compression, gossip
+from lib.predict.data import compression
 from lib.predict.data.parameter_server import most_stale
 from lib.ranks import RankError
 from lib.ranks.algorithms import exchange
@@ -26,7 +26,7 @@ predict = Numbers(
     answers={
         "local_sgd": int(compression.sent(compression.local_sgd(SHAPES, 100, 10), RANKS)),
         "top_k": int(compression.sent(compression.top_k(SHAPES, RANKS, 0.01), RANKS)),
-        "pairs": gossip.sent("pairs", RANKS, NBYTES),
+        "sign": int(compression.sent(compression.sign(SHAPES, RANKS), RANKS)),
         "eight_bits": floor(
             compression.break_even(compression.quantized(SHAPES, 1, 8)[0].bytes, NBYTES)
         )
@@ -37,7 +37,7 @@ predict = Numbers(
         "S is 4,000,000 bytes. A ring all-reduce sends 2(n-1)/n of S, and local SGD needs one of "
         "them after every tenth step.",
         "Top-k keeps 10,000 entries of 8 bytes. In an all-gather each rank passes on the messages "
-        "of all the others: n-1 of them. In gossip with pairs a rank sends S to one other rank.",
+        "of all the others: n-1 of them. Sign sends one bit for each number and one scale.",
         "Eight bits send (n-1) messages of S/4 bytes and a few for the scales: set that equal to "
         "2(n-1)/n of S. While a worker computes one gradient, each other worker can deliver "
         "2 * bound + 1.",
