@@ -139,6 +139,8 @@ def test_what_pays_off_is_as_the_text_says(notebook):
         else:
             now[line[:15].strip()] = [float(number) for number in line[15:].split()]
     infiniband, ethernet = table["InfiniBand NDR"], table["Ethernet 100"]
+    nvlink = table["NVLink4"]
+    assert nvlink["plain"][0] - nvlink["PowerSGD"][0] == pytest.approx(0.2)
     assert infiniband["4 bits"][0] > infiniband["plain"][0] < infiniband["sign"][0]
     assert ethernet["4 bits"][0] < ethernet["plain"][0] < ethernet["4 bits"][1]
     assert ethernet["sign"][1] > ethernet["plain"][1]
