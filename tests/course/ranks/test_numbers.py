@@ -29,7 +29,7 @@ def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(chapter, t
     central = formulas.all_reduce("central", 64, 10**9 // 4)
     ring = formulas.all_reduce("ring", 64, 10**9 // 4)
     assert round(central.critical_bytes / 1e9) == 126 and round(max(ring.sent) / 1e9) == 2
-    assert "each carries 2 GB in place of 126 GB" in text
+    assert "each sends 2 GB, whereas in *linear* 126 GB pass through rank 0" in text
     assert "It is ring." in (table := shown(chapter, "formulas.cost(m, 64"))
     assert "predicted, µs" in table
 
