@@ -26,7 +26,7 @@ from lib.predict.shape import GPTShape, ModelShape
 MOST_BLOCKS = 96  # drawn; use_of counts longer chains
 POLICIES = ("none", "all", "sqrt", "budget")
 _STEPS = 400  # of bytes, in which the best plans are looked for
-_COUNTED = "Only what blocks hold for backward is counted: no weights, no gradients."
+_COUNTED = "Only what blocks hold for backward is counted: no weights, no gradients, no logits."
 _MEANING = "A box is filled by what its block holds after forward; a bracket is a checkpoint."
 _BY_HAND = "A forgotten block is a checkpoint of its own until it is joined with others."
 

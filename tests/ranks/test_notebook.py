@@ -57,6 +57,15 @@ def notebook():
     opened.close()
 
 
+def test_a_tensor_that_a_cell_made_is_there_after_a_failure(notebook):
+    """Chapter 0 says so of `pair_sum`."""
+    notebook.cell("%%ranks\nkept = torch.tensor(dist.get_rank())")
+    notebook.cell("def alone(x):\n    if dist.get_rank() == 0:\n        dist.all_reduce(x)")
+    assert "rank 0 waits for ever" in notebook.cell("world.run(alone, torch.ones(1))")
+    notebook.cell("%%ranks\ndist.all_reduce(kept)")
+    assert notebook.cell("%%ranks 0,3\nkept.item()") == "rank 0 │ 6\nrank 3 │ 6\n"
+
+
 def test_functions_see_the_globals_of_the_notebook(notebook):
     notebook.cell("scale = 10\ndef scaled(): return scale * dist.get_rank()")
     assert notebook.cell("world.run(scaled)") == "[0, 10, 20, 30]\n"

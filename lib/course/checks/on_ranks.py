@@ -36,6 +36,7 @@ class Exercise(Hints):
     names: tuple[str, ...] = ()
     words: str = ""  # what a size is, such as "K = {} on each rank"; else a number of numbers
     at_par: bool = False  # True where too many bytes or rounds do not count as solved
+    messages_only: bool = False  # True where collectives do not count as solved
 
     def check(self, attempt: Callable, world) -> Verdict:
         """Run `attempt` on every rank of `world`, for each size, and return the verdict."""
@@ -49,6 +50,9 @@ class Exercise(Hints):
                 return self._not_yet(f"With {self._said(size)}, it failed:\n\n{error}\n")
             if all(result is None or result is ... for result in ledger.results):
                 return self._open(f"`{name}` returns nothing", self.task)
+            called = _collective(ledger) if self.messages_only else ""
+            if called:
+                return self._not_yet(f"{called} Use send and receive only.")
             wrong = _wrong(ledger, expected, self._said(size), self.names)
             if wrong:
                 return self._not_yet(wrong)
@@ -90,6 +94,13 @@ def _on_rank(function, inputs):
     import torch.distributed as dist
 
     return function(*inputs[dist.get_rank()])
+
+
+def _collective(ledger) -> str:
+    """Return a sentence on the first rank that called a collective; it is empty where none did."""
+    rows = [row for row in ledger.where(lane="comm") if row.op not in ("send", "recv")]
+    first = min(rows, key=lambda row: (row.rank, row.start), default=None)
+    return f"Rank {first.rank} called the collective {first.op}." if first else ""
 
 
 def _wrong(ledger, expected: list, said: str, names: tuple[str, ...] = ()) -> str:

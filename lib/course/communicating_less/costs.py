@@ -24,6 +24,7 @@ GPT2 = GPTShape(50257, sequence=1024, width=768, heads=12, layers=12, tied=True)
 SHAPES = [parameter.shape for parameter in GPT2.parameters]
 LINKS = ("NVLink4", "InfiniBand NDR", "Ethernet 100")
 SENDERS = ("plain", "top 1 %", "4 bits", "sign", "PowerSGD")
+IN_PIECES = "4 bits, all-to-all"
 WHEN_4_BITS_SEND_MORE = """Gathered quantisation sends 4 bits in place of 32 for each number, and a
 scale of 32 bits for each 512. From how many ranks on does a rank send more than in a plain
 all-reduce, 2(n−1)/n · S?"""
@@ -40,6 +41,7 @@ def calls_of(name: str, shapes, ranks: int) -> list[Call]:
         "top 1 %": lambda: compression.top_k(shapes, ranks, 0.01),
         "no feedback": lambda: compression.top_k(shapes, ranks, 0.01),
         "4 bits": lambda: compression.quantized(shapes, ranks, 4),
+        IN_PIECES: lambda: compression.quantized_in_pieces(shapes, ranks, 4),
         "sign": lambda: compression.sign(shapes, ranks),
         "PowerSGD": lambda: compression.power_sgd(shapes, ranks, 2),
     }
@@ -131,7 +133,7 @@ def sends_more_from(name: str) -> int:
 
 def bytes_by_ranks(many) -> dict:
     """Return for each method the bytes that a rank sends for GPT-2's gradient, by ranks."""
-    return {name: (many, [gpt2_bytes(name, n) for n in many]) for name in SENDERS}
+    return {name: (many, [gpt2_bytes(name, n) for n in many]) for name in (*SENDERS, IN_PIECES)}
 
 
 # --- tables

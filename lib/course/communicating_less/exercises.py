@@ -10,10 +10,11 @@ from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.sent_bytes import sent
 from lib.course.checks.verdict import Hints, Verdict
+from lib.course.communicating_less.cover import stragglers
 from lib.course.communicating_less.lessons import train_gpt
 from lib.predict.collectives.formulas import collective
-from lib.predict.data import compression, gossip
-from lib.predict.data.parameter_server import most_stale
+from lib.predict.data import compression
+from lib.predict.data.parameter_server import most_stale, simulate
 from lib.ranks import RankError
 from lib.ranks.algorithms import exchange
 
@@ -24,9 +25,9 @@ predict = Numbers(
     name="predict",
     task="Put a number in place of each None.",
     answers={
-        "local_sgd": int(compression.sent(compression.local_sgd(SHAPES, 100, 10), RANKS)),
+        "waiting": simulate(stragglers(0, 12 * 5, 5)).times[-1],
         "top_k": int(compression.sent(compression.top_k(SHAPES, RANKS, 0.01), RANKS)),
-        "pairs": gossip.sent("pairs", RANKS, NBYTES),
+        "sign": int(compression.sent(compression.sign(SHAPES, RANKS), RANKS)),
         "eight_bits": floor(
             compression.break_even(compression.quantized(SHAPES, 1, 8)[0].bytes, NBYTES)
         )
@@ -34,10 +35,10 @@ predict = Numbers(
         "staleness": most_stale(5, 3),
     },
     hints=(
-        "S is 4,000,000 bytes. A ring all-reduce sends 2(n-1)/n of S, and local SGD needs one of "
-        "them after every tenth step.",
+        "In 12 rounds, five have a worker that takes 12 ms, and all others wait for it. The other "
+        "rounds take 1 ms.",
         "Top-k keeps 10,000 entries of 8 bytes. In an all-gather each rank passes on the messages "
-        "of all the others: n-1 of them. In gossip with pairs a rank sends S to one other rank.",
+        "of all the others: n-1 of them. Sign sends one bit for each number and one scale.",
         "Eight bits send (n-1) messages of S/4 bytes and a few for the scales: set that equal to "
         "2(n-1)/n of S. While a worker computes one gradient, each other worker can deliver "
         "2 * bound + 1.",
@@ -204,6 +205,7 @@ invent = _Invent(
         "Scale by 127 // ranks and divide by the largest absolute value on any rank, which "
         "dist.ReduceOp.MAX finds. "
         "Round x up or down at random: low = x.floor(), and 1 more where "
-        "torch.rand_like(x) < x - low.",
+        "torch.rand_like(x) < x - low. Do not round (x + rand).floor(): in float32 "
+        "31 + 0.99999994 is 32, and four times 32 does not fit into 8 bits.",
     ),
 )

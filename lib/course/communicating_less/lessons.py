@@ -2,18 +2,15 @@
 
 import re
 from functools import partial
-from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lib.course.checks.sent_bytes import sent
-from lib.course.communicating_less.cover import stragglers
-from lib.parallel.data import DistributedDataParallel, LocalSGD, ParameterServer
+from lib.parallel.data import DistributedDataParallel, LocalSGD
 from lib.parallel.data.gossip import mixed
 from lib.predict.data import compression, gossip
-from lib.predict.data.parameter_server import ServerRun, ServerSettings, simulate
 from lib.predict.shape import GPTShape, MLPShape
 from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss, share
 from lib.single.batches import COURSE
@@ -72,26 +69,6 @@ def plain(workers: int, seed: int, momentum: float = 0.0) -> float:
     return test_loss(model, seed)
 
 
-def served(bound: int | None, rate: float, seed: int) -> float:
-    """Train through a parameter server on rank 0 with three stragglers; return the test loss."""
-    model = network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
-    server = ParameterServer(model, optimizer, stragglers(bound))
-    server.train(lambda model, worker, number: loss(model, worker, number, seed))
-    return test_loss(model, seed)
-
-
-def one_at_a_time(rate: float, seed: int) -> float:
-    """Train on one device with the same 180 gradients, all of them fresh; return the test loss."""
-    model = network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
-    for number, worker in product(range(60), range(3)):
-        optimizer.zero_grad()
-        (loss(model, worker, number, seed) / 3).backward()
-        optimizer.step()
-    return test_loss(model, seed)
-
-
 def learn(make, seed: int) -> float:
     """Train on each rank with `make(model, optimizer)`, which steps and communicates."""
     model = network(seed)
@@ -115,60 +92,31 @@ def repeat(method, gradient, steps: int):
     return total.tolist(), residual.tolist()
 
 
-def averaged(model, optimizer, every: int, diloco: bool) -> LocalSGD:
-    """Build local SGD, or DiLoCo: its outer optimizer is SGD with Nesterov momentum."""
-    outer = torch.optim.SGD(model.parameters(), 0.7, momentum=0.9, nesterov=True)
-    return LocalSGD(model, optimizer, every, outer=outer if diloco else None)
+def averaged(model, optimizer, every: int, outer_momentum: float | None) -> LocalSGD:
+    """Build local SGD; with a number for `outer_momentum`, it has an outer optimizer as DiLoCo's.
+
+    DiLoCo's is SGD with rate 0.7 and Nesterov momentum 0.9; with 0 it has no momentum.
+    """
+    if outer_momentum is None:
+        return LocalSGD(model, optimizer, every)
+    outer = torch.optim.SGD(
+        model.parameters(), 0.7, momentum=outer_momentum, nesterov=outer_momentum > 0
+    )
+    return LocalSGD(model, optimizer, every, outer=outer)
 
 
-def averaging_every(every: int, world, diloco: bool = False) -> tuple[list[float], int]:
+def averaging_every(every: int, world, outer_momentum=None) -> tuple[list[float], int]:
     """Train with local SGD from each seed; return the losses, and the bytes that rank 0 sent.
 
     Raises AssertionError where these are not the predicted ones.
     """
-    make = partial(averaged, every=every, diloco=diloco)
+    make = partial(averaged, every=every, outer_momentum=outer_momentum)
     runs = [world.record(learn, make, seed) for seed in SEEDS]
     nbytes = sent(runs[0].where(op="all_reduce"))[0]
     shapes = [parameter.shape for parameter in NETWORK.parameters]
     calls = compression.local_sgd(shapes, 64, every, itemsize=8)
     assert nbytes == compression.sent(calls, len(world))
     return [run.results[0] for run in runs], nbytes
-
-
-# --- servers
-
-
-def server_losses(world, bounds, rates) -> str:
-    """Train with each bound and rate from each seed, and with fresh gradients; write the losses."""
-    lines = ["bound" + "".join(f"  {f'loss at rate {rate}':<19}" for rate in rates).rstrip()]
-    for bound in bounds:
-        runs = [[world.run(served, bound, rate, s)[0] for s in SEEDS] for rate in rates]
-        lines.append("  ".join([f"{bound!s:<5}", *map(spread, runs)]))
-    fresh = [[one_at_a_time(rate, seed) for seed in SEEDS] for rate in rates]
-    return "\n".join([*lines, "  ".join(["fresh", *map(spread, fresh)])])
-
-
-def stragglers_run(bound: int | None, workers: int = 3) -> ServerRun:
-    """Simulate the run of so many stragglers (at most six), 60 gradients each, with this bound."""
-    return simulate(stragglers(bound, 60 * workers, workers))
-
-
-def staleness_of(bound: int | None) -> str:
-    """Write the bound, when its run ends, and the mean and the largest staleness."""
-    run = stragglers_run(bound)
-    stale = [update.staleness for update in run.updates]
-    return f"{bound!s:<6}{run.times[-1]:5g}{sum(stale) / len(stale):7.1f}{max(stale):6}"
-
-
-def always_slow(*compute_times) -> tuple[dict, dict]:
-    """Return, for four bounds, the gradients delivered against time, and how the run ends."""
-    lines, ends, slowest = {}, {}, compute_times.index(max(compute_times))
-    for bound in (0, 1, 3, None):
-        run = simulate(ServerSettings(bound, 180, compute_times))
-        lines[f"bound {bound}"] = (0, *run.times), range(181)  # from nothing: a linear axis
-        part = run.order.count(slowest) / 180
-        ends[f"bound {bound}"] = f"ends {run.times[-1]:g}, {part:.0%} from worker {slowest}"
-    return lines, ends
 
 
 # --- gossip

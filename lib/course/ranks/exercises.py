@@ -1,6 +1,7 @@
 """The exercises of chapter 0: predict, write, repair, measure and invent."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -60,6 +61,7 @@ write = Exercise(
     reference=lambda inputs: [torch.cat([x for (x,) in inputs])] * len(inputs),
     sizes=(1, 5, 1000),
     par=lambda ranks, size: Par((ranks - 1) * size * 4, ranks - 1),
+    messages_only=True,
     hints=(
         "Each rank starts with one tensor. In each round, pass one on to the next rank and receive "
         "one from the rank before: after n-1 rounds every rank has had all of them.",
@@ -79,6 +81,7 @@ repair = Exercise(
     par=_ring_par,
     model=_ring,
     at_par=True,
+    messages_only=True,
     hints=(
         "How many bytes has one message? How many of them would the receiver need if each rank "
         "added up one piece of the buffer only?",
@@ -91,39 +94,78 @@ repair = Exercise(
 )
 
 
-class _BusBandwidth(Hints):
-    """Tries a function from a Ledger to bytes per second on a ledger with known times."""
+class _Timed(NamedTuple):
+    """Holds an all-reduce with known times: `late_rank` comes `late` seconds after the others."""
 
-    late, moving, ranks, size = 0.005, 0.002, 4, 8_000_000
+    ranks: int = 4
+    size: int = 8_000_000  # bytes of the buffer
+    late_rank: int = 3
+    late: float = 0.005
+    moving: float = 0.002
 
-    def check(self, attempt: Callable) -> Verdict:
-        """Call `attempt` on one all-reduce in which rank 3 is 5 ms late."""
-        rate = attempt(self.example())
-        if rate is None or rate is ...:
-            return self._open(f"`{attempt.__name__}` returns nothing", self.task)
-        sent_bytes = formulas.collective("all_reduce", self.ranks, self.size).bytes
-        right = sent_bytes / self.moving
-        if abs(rate - right) <= 0.01 * right:
-            return Verdict(True, f"Solved. The example gives {amount(right, 'B/s')}.")
-        slips = {
-            sent_bytes / (self.moving + self.late): "your time includes the waiting for rank 3",
-            self.size / self.moving: "your bytes are S, and one rank sends 2(n-1)/n times S",
-            self.size / (self.moving + self.late): "your time includes the waiting for rank 3, "
-            "and your bytes are S in place of 2(n-1)/n times S",
-        }
-        why = next((w for value, w in slips.items() if abs(rate - value) <= 0.01 * value), "")
-        text = f"For the example your function returns {amount(rate, 'B/s')}"
-        text += f", but the bus bandwidth is {amount(right, 'B/s')}"
-        return self._not_yet(f"{text}{': ' + why if why else ''}.")
-
-    def example(self) -> Ledger:
-        """Return one all-reduce of 8 MB on 4 ranks: rank 3 is 5 ms late, and moving takes 2 ms."""
+    def ledger(self) -> Ledger:
+        """Return the rows of the all-reduce."""
         rows = [
-            Row(rank, "comm", "all_reduce", self.late * (rank == 3), self.late + self.moving,
-                arrived=self.late, group="world", members=(0, 1, 2, 3), number=0, bytes=self.size)
+            Row(rank, "comm", "all_reduce", self.late * (rank == self.late_rank),
+                self.late + self.moving, arrived=self.late, group="world",
+                members=tuple(range(self.ranks)), number=0, bytes=self.size)
             for rank in range(self.ranks)
         ]  # fmt: skip
         return Ledger(rows, meta={"ranks": self.ranks})
+
+    def rate(self) -> float:
+        """Return the bus bandwidth in bytes/s."""
+        return formulas.collective("all_reduce", self.ranks, self.size).bytes / self.moving
+
+    def slips(self) -> dict[float, str]:
+        """Return what three mistakes give in place of the bus bandwidth, each with its name."""
+        waiting = "your time includes the waiting for the late rank"
+        whole = "your bytes are S{}2(n-1)/n times S"
+        share = self.moving / (self.moving + self.late)
+        return {
+            self.rate() * share: waiting,
+            self.size / self.moving: whole.format(", and one rank sends "),
+            self.size / self.moving * share: f"{waiting}, and {whole.format(' in place of ')}",
+        }
+
+    def __str__(self) -> str:
+        words = f"n = {self.ranks}, S = {self.size:,} bytes, moved in {self.moving * 1e3:g} ms"
+        return f"{words}, rank {self.late_rank} is {self.late * 1e3:g} ms late"
+
+
+class _BusBandwidth(Hints):
+    """Tries a function from a Ledger to bytes per second on ledgers with known times."""
+
+    cases = (
+        _Timed(),
+        _Timed(late=0.015),
+        _Timed(ranks=6, size=3_000_000, late_rank=0, late=0.0005, moving=0.005),
+    )
+
+    def check(self, attempt: Callable) -> Verdict:
+        """Call `attempt` on the example and on other all-reduces."""
+        for case in self.cases:
+            rate = attempt(case.ledger())
+            if rate is None or rate is ...:
+                return self._open(f"`{attempt.__name__}` returns nothing", self.task)
+            if not abs(rate - case.rate()) <= 0.01 * case.rate():
+                return self._not_yet(_wrong_rate(case, rate, is_example=case is self.cases[0]))
+        example = amount(self.cases[0].rate(), "B/s")
+        return Verdict(True, f"Solved. The example gives {example}.")
+
+    def example(self) -> Ledger:
+        """Return one all-reduce of 8 MB on 4 ranks: rank 3 is 5 ms late, and moving takes 2 ms."""
+        return self.cases[0].ledger()
+
+
+def _wrong_rate(case: _Timed, rate: float, is_example: bool) -> str:
+    """Write what was returned for a case, what is right, and which slip explains it."""
+    slips = (why for value, why in case.slips().items() if abs(rate - value) <= 0.01 * value)
+    why = next(slips, "")
+    where = "the example" if is_example else f"another ledger ({case})"
+    text = f"For {where} your function returns {amount(rate, 'B/s')}"
+    text += f", but the bus bandwidth is {amount(case.rate(), 'B/s')}"
+    return f"{text}{': ' + why if why else ''}."
 
 
 measure = _BusBandwidth(
@@ -164,6 +206,7 @@ invent = _Invent(
     inputs=_counted,
     reference=_summed,
     sizes=(3, 1000, 250_000),
+    messages_only=True,
     hints=(
         "What if every rank sent piece r of its tensor directly to rank r? Rank r adds up these "
         "pieces, and sends the sum back to all.",

@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -72,15 +73,24 @@ def _merged(reports: list[str]) -> dict[tuple[int, ...], str]:
     return {tuple(those): text for text, those in ranks.items()}
 
 
-def pytorch_reports(steps, *args, ranks: int = 4, seconds: float = 2.0) -> Reports:
+def pytorch_reports(
+    steps, *args, ranks: int = 4, seconds: float | Sequence[float] = 2.0
+) -> Reports:
     """Call each `step(*args)` in new processes with plain gloo, and return what each rank reports.
 
-    `seconds` is the time limit of the process group. A rank reports "no error", or the type and
-    message of the exception that ended its step, without port numbers, which differ in every run.
-    A rank that failed ends at once, as a script would. One that did not, or that has reached the
-    time limit, as others may at the same moment, stays until all have reported.
+    `seconds` is the time limit of the process group, or a sequence with one for each step. A rank
+    reports "no error", or the type and message of the exception that ended its step, without port
+    numbers, which differ in every run. A rank that failed ends at once, as a script would. One that
+    did not, or that has reached the time limit, as others may at the same moment, stays until all
+    have reported.
     """
-    return Reports({step.__name__: _reports(step, args, ranks, seconds) for step in steps})
+    limits = [seconds] * len(steps) if isinstance(seconds, int | float) else seconds
+    return Reports(
+        {
+            step.__name__: _reports(step, args, ranks, limit)
+            for step, limit in zip(steps, limits, strict=True)
+        }
+    )
 
 
 def _reports(step, args: tuple, ranks: int, seconds: float) -> list[str]:

@@ -136,6 +136,7 @@ write = _Write(
     reference=_write_reference,
     sizes=(1, 5),
     words="x of [3, {}]",
+    names=("y", "the gradient of x", "the gradient of up", "the gradient of down"),
     hints=(
         "Inside `forward` of an autograd function nothing is recorded, so `function(x)` keeps "
         "nothing. Keep x with ctx.save_for_backward(x), and the function as ctx.function.",
@@ -201,6 +202,7 @@ repair = _Repair(
     reference=_repair_reference,
     sizes=(4, 50),
     words="x of [3, {}]",
+    names=("the gradient of x", "the gradient of the weight", "what is drawn afterwards"),
     hints=(
         "The second run draws other random numbers than the first, so it drops other entries. What "
         "decides which numbers `torch.rand` draws?",

@@ -10,7 +10,7 @@ from lib.predict.roofline import speeds
 from lib.predict.sharded.offload import host_speeds
 
 LINKS = ("PCIe4", "PCIe5")
-AHEAD = 4  # blocks whose forward a copy may take
+AHEAD = 8  # blocks whose forward a copy may take
 ENCODINGS = ("plain", "binarise", "sparse", "lossless", "fp8", "all, fp8")
 
 

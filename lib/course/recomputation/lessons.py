@@ -74,15 +74,17 @@ def with_memory(policy: str) -> int:
 def growth() -> str:
     """Write the peak of chains of equal blocks, everything kept and √n, counted and predicted.
 
-    The blocks are linear layers with a ReLU, each of which holds its input alone.
+    The blocks are linear layers with a ReLU, each of which holds its input alone. With checkpoints,
+    the result of the block that runs again is there for a moment too, which `Use.peak` leaves out.
     """
     lines = ["blocks   all kept         √n  predicted"]
     for blocks in (4, 16, 64):
         shape = MLPShape((64,) * (blocks + 1))
         peaks = [_counted(shape, policy) for policy in ("none", "sqrt")]
-        costs = [BlockCost(ROWS * 64 * 4, 0, 1.0)] * blocks
-        plans = none(blocks), square_root(blocks)
-        right = [use_of(plan, costs).peak for plan in plans] == peaks
+        x = ROWS * 64 * 4
+        costs = [BlockCost(x, 0, 1.0)] * blocks
+        predicted = [use_of(none(blocks), costs).peak, use_of(square_root(blocks), costs).peak + x]
+        right = predicted == peaks
         lines.append(f"{blocks:>6}{peaks[0]:>11,}{peaks[1]:>11,}  {right}")
     return "\n".join(lines)
 
@@ -93,10 +95,7 @@ def _counted(shape: MLPShape, policy) -> int:
     x = torch.ones(ROWS, shape.widths[0])
     with Memory(model) as memory:
         model(x).sum().backward()
-    held = max(row.bytes for row in memory.rows if row.op == "activations")
-    # The batch is no activation. With checkpoints, a block that runs again also has its result for
-    # a moment, which is as large; the prediction leaves it out.
-    return held + x.nbytes - (x.nbytes if policy == "sqrt" else 0)
+    return x.nbytes + max(row.bytes for row in memory.rows if row.op == "activations")
 
 
 def peaks(blocks: int, input_bytes: int, inside: int, choices) -> dict[int, int]:
@@ -172,13 +171,20 @@ def collectives(run: Ledger) -> Counter:
     return Counter(ops[ops.index("barrier") + 1 :])
 
 
-def repeated_collectives(world) -> str:
-    """Write for each method which collectives a step has, with nothing and all computed again."""
+def counted_collectives(world) -> dict[str, list[Counter]]:
+    """Return for each method the collectives of a step with nothing and with all computed again."""
+    return {
+        name: [collectives(world.record(step, policy)) for policy in ("none", "all")]
+        for name, step in STEPS.items()
+    }
+
+
+def collectives_table(counted: dict[str, list[Counter]]) -> str:
+    """Write what `counted_collectives` found."""
     lines = ["          collective        none   all"]
-    for name, step in STEPS.items():
-        counts = [collectives(world.record(step, policy)) for policy in ("none", "all")]
-        for op in sorted(set(counts[0]) | set(counts[1])):
-            lines.append(f"{name:<10}{op:<16}{counts[0][op]:>6}{counts[1][op]:>6}")
+    for name, (none_again, all_again) in counted.items():
+        for op in sorted(none_again | all_again):
+            lines.append(f"{name:<10}{op:<16}{none_again[op]:>6}{all_again[op]:>6}")
             name = ""
     return "\n".join(lines)
 

@@ -1,14 +1,6 @@
 """Recomputation as Korthikanti and others measured it, beside what we predict."""
 
-from lib.predict.recompute.published import (
-    FIGURE_7,
-    MODELS,
-    OPERATIONS_ADDED,
-    TABLE_5,
-    WAYS,
-    operations_added,
-    shares,
-)
+from lib.predict.recompute.published import MODELS, TABLE_5, WAYS, shares
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import (
     RANKS,
@@ -37,29 +29,20 @@ def one_layer() -> str:
 def kept_by_a_layer() -> str:
     """Write what a layer keeps by way of recomputation, in percent of tensor parallelism alone.
 
-    The model 1T has the figures of 530B, and is left out.
+    These are the bars of the publication's figure 7. 1T has those of 530B, and is left out.
     """
     names = [name for name in MODELS if name != "1T"]
-    lines = ["% of a layer  " + "".join(f"{name:>11}" for name in names)]
+    lines = ["a layer keeps      " + "".join(f"{name:>8}" for name in names)]
     predicted = [shares(MODELS[name]) for name in names]
     for n, way in enumerate(WAYS):
-        pairs = ((FIGURE_7[name][n], 100 * found[n]) for name, found in zip(names, predicted))
-        cells = "".join(f"{a:>6.1f}{b:>5.1f}" for a, b in pairs)
-        lines.append(f"{way.replace('sequence', 'seq.'):<14}{cells}")
+        cells = "".join(f"{found[n]:>8.1%}" for found in predicted)
+        lines.append(f"{way:<19}{cells}")
     return "\n".join(lines)
 
 
 def whole_steps() -> str:
     """Write the seconds of an iteration with full and with selective recomputation."""
-    lines = ["        all  selective  gain"]
+    lines = ["iteration    all     both  gain"]
     for name, (full, present) in TABLE_5.items():
-        lines.append(f"{name:<5}{full:>6.2f} s{present:>8.2f} s{full / present - 1:>7.1%}")
-    return "\n".join(lines)
-
-
-def operations() -> str:
-    """Write by how much selective recomputation adds to the operations, published and counted."""
-    lines = ["operations added   published  counted"]
-    for name, share in OPERATIONS_ADDED.items():
-        lines.append(f"selective, {name:<8}{share:>9.1%}{operations_added(MODELS[name]):>9.1%}")
+        lines.append(f"{name:<9}{full:>5.2f} s{present:>7.2f} s{full / present - 1:>6.1%}")
     return "\n".join(lines)

@@ -1,15 +1,20 @@
 """Time of an all-reduce over several nodes, with fast links inside each and slower ones between.
 
 [Note: three ways over several nodes]
-There are N nodes of k ranks each, n = Nk, and r links, the rails, lead out of each node. A round
-lasts as long as its busiest link, α + β · bytes, and one ring over n ranks has 2(n-1) rounds:
+There are N nodes of k ranks each, n = Nk, and r links, the rails, lead out of each node. One ring
+over n ranks has 2(n-1) rounds, in each of which the busiest link moves its bytes. No barrier stands
+between them: a piece pays the latency of the links that it meets, and c of these are the network's,
+2N where k > 2 (2N - 1 and 2N - 2 where k is 2 and 1).
 
     flat_ring        one ring through all ranks, which leaves each node by one rail:
-                     2(n-1) · max(α_in + β_in · S/n, α_out + β_out · S/n)
+                     (2(n-1) - c) α_in + c α_out + 2(n-1) · S/n · max(β_in, β_out)
     multi_rail_ring  r rings at once, each with S/r and a rail of its own: as above, S/(nr) outside,
                      and inside S/n · (k-1)/k where every rank has its own rail
     hierarchical     reduce-scatter inside, all-reduce outside, all-gather inside:
                      2(k-1)(α_in + β_in · S/k) + 2(N-1)(α_out + β_out · S/(Nr))
+
+NCCL estimates a ring's latency in the same way, with c = 2N in version 2.20 and 2(N-1) in 2.28
+(source: NVIDIA/nccl@b647562 and v2.28.3, src/graph/tuning.cc, nInterSteps).
 
 A ring sends nearly every byte over the slow links; the hierarchical algorithm sends only a k-th of
 S out of each rank. NCCL cuts S into chunks, so that both levels work at the same time, each on
@@ -73,9 +78,11 @@ def all_reduce(algorithm: str, nodes: Nodes, nbytes: float, *, overlap: bool = F
         return latency + (max(levels) if overlap else sum(levels))
     rails = nodes.rails if algorithm == "multi_rail_ring" else 1
     leaves = rails == k and nodes.count > 1  # every rank sends the pieces of one ring out
-    rounds = [inside.alpha + inside.beta * nbytes / n * (1 - leaves / k)] * (k > leaves)
-    rounds += [outside.alpha + outside.beta * nbytes / (n * rails)] * (nodes.count > 1)
-    return 2 * (n - 1) * max(rounds, default=0.0)
+    rounds = [inside.beta * nbytes / n * (1 - leaves / k)] * (k > leaves)
+    rounds += [outside.beta * nbytes / (n * rails)] * (nodes.count > 1)
+    crossings = (2 * nodes.count - max(0, 3 - k)) * (nodes.count > 1)
+    latency = (2 * (n - 1) - crossings) * inside.alpha + crossings * outside.alpha
+    return latency + 2 * (n - 1) * max(rounds, default=0.0)
 
 
 def seconds(plan: Plan, nodes: Nodes, numel: int, itemsize: int = 4) -> float:

@@ -52,6 +52,18 @@ def quantized(shapes, ranks: int, bits: int, block: int = 512, itemsize: int = 4
     return [Call("all_gather", ranks * payload)]
 
 
+def quantized_in_pieces(
+    shapes, ranks: int, bits: int, block: int = 512, itemsize: int = 4
+) -> list[Call]:
+    """Return the all_to_all that gives each rank one piece to add up, and the gather of the sums.
+
+    Both carry codes as `quantized` does. Numbers that fill no whole byte or block of each piece are
+    not counted.
+    """
+    payload = quantized(shapes, 1, bits, block, itemsize)[0].bytes
+    return [Call("all_to_all", payload), Call("all_gather", payload)]
+
+
 def sign(shapes, ranks: int, itemsize: int = 4) -> list[Call]:
     """Return the all_gather of one bit for each entry and one scale for each tensor."""
     shapes = list(shapes)

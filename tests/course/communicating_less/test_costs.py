@@ -10,11 +10,11 @@ from lib.predict.flops import flops
 from tests.every import every
 
 
-@pytest.mark.parametrize("name", costs.SENDERS)
+@pytest.mark.parametrize("name", (*costs.SENDERS, costs.IN_PIECES))
 def test_what_adds_up_on_the_way_hardly_grows(name):
     """Gathered messages grow with every rank; sums stay below twice their size."""
     sent = [costs.gpt2_bytes(name, n) for n in (2, 4, 64, 1024)]
-    if name in ("plain", "PowerSGD"):
+    if name in ("plain", "PowerSGD", costs.IN_PIECES):
         assert sent[-1] < 2 * sent[0]
     else:
         assert sent[-1] == pytest.approx(1023 * sent[0])
@@ -28,6 +28,15 @@ def test_the_ranks_from_which_gathering_sends_more_than_a_sum():
     # From 2S/P on: 8 bytes of each 400, 4 bits of each 32 with a scale, 1 bit of each 32.
     assert {name: more(name) for name in ("top 1 %", "4 bits", "sign")} == {
         "top 1 %": 100, "4 bits": 16, "sign": 64}  # fmt: skip
+
+
+def test_codes_that_are_added_up_in_pieces_send_less_on_any_number_of_ranks():
+    """An eighth of the plain bytes, and a scale for each 512 numbers; the gather has a limit."""
+    for n in (2, 16, 1024):
+        share = costs.gpt2_bytes(costs.IN_PIECES, n) / costs.gpt2_bytes("plain", n)
+        assert share == pytest.approx(4 / 32 + 1 / 512, rel=1e-4)
+    assert costs.gpt2_bytes(costs.IN_PIECES, 2) == costs.gpt2_bytes("4 bits", 2)
+    assert costs.gpt2_bytes("4 bits", 16) > costs.gpt2_bytes("plain", 16)
 
 
 def test_the_first_cells_times_are_arithmetic():

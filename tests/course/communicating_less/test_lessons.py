@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 from lib.course.communicating_less import costs, lessons
-from lib.course.communicating_less.cover import side_by_side, stragglers
+from lib.course.communicating_less.cover import side_by_side
 from lib.course.narrow import WIDTH
 from lib.parallel.data import PowerSGD, Sign, TopK
-from lib.predict.data.parameter_server import simulate
 from tests.course.stored_chapter import main_path, stored_chapter
 from tests.every import every
 
@@ -34,12 +33,6 @@ def test_the_main_path_is_short():
     """At most 3,000 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(stored_chapter("02-communicating-less"))
     assert 0 < cells <= 45 and 0 < words <= 3000
-
-
-def test_four_bounds_are_four_different_runs():
-    """Today's picture must not have two lines in one place."""
-    ends = [simulate(stragglers(bound)).times[-1] for bound in (0, 1, 3, None)]
-    assert ends == [225, 171, 152, 115]
 
 
 def test_a_spread_is_the_mean_and_both_ends():

@@ -91,6 +91,26 @@ def test_write_from_the_empty_function_to_par(world):
     assert "rounds: 3\n    of a good solution: 3" in done.text
 
 
+# --- exercises 2, 3 and 5: messages only
+
+
+def all_gather_in_one_call(x):
+    gathered = x.new_empty(dist.get_world_size() * x.numel())
+    dist.all_gather_into_tensor(gathered, x)
+    return gathered
+
+
+def all_reduce_in_one_call(x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def a_barrier_first(x):
+    dist.barrier()
+    return repaired(x)
+
+
 # --- exercise 3: repair
 
 
@@ -139,6 +159,40 @@ def test_repair_from_the_given_function_to_par(world):
     assert done.solved and "Solved, with no more traffic" in done.text
 
 
+@pytest.mark.parametrize(
+    ("exercise", "attempt", "op"),
+    [
+        ("write", all_gather_in_one_call, "all_gather"),
+        ("repair", all_reduce_in_one_call, "all_reduce"),
+        ("invent", all_reduce_in_one_call, "all_reduce"),
+        ("repair", a_barrier_first, "barrier"),
+    ],
+)
+def test_a_collective_does_not_solve_what_asks_for_messages(world, exercise, attempt, op):
+    """They got "Solved, with no more traffic than needed", in 0 rounds."""
+    verdict = getattr(exercises, exercise).check(attempt, world)
+    assert not verdict.solved
+    assert f"Not yet. Rank 0 called the collective {op}." in " ".join(verdict.text.split())
+    assert "Use send and receive only." in " ".join(verdict.text.split())
+
+
+def last_bits(world, function):
+    """Give how many different results the ranks hold, of random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1000, generator=generator) for _ in range(world.size)]
+    results = world.map(function, inputs)
+    assert every(torch.allclose(r, sum(inputs), atol=1e-5) for r in results)
+    return len({r.numpy().tobytes() for r in results})
+
+
+def test_the_ring_to_repair_gives_every_rank_other_last_bits(world):
+    """Each rank adds in another order; a repaired ring adds each piece on one rank only."""
+    assert last_bits(world, as_given) == 4
+    assert last_bits(world, repaired) == 1
+    for name in algorithms.ALGORITHMS:
+        assert last_bits(world, algorithms.ALGORITHMS[name]) == 1
+
+
 # --- exercise 4: measure
 
 
@@ -146,21 +200,46 @@ def rows(ledger):
     return list(ledger.where(lane="comm"))
 
 
+def ring_bytes(x):
+    """2(n-1)/n · S, from a ledger."""
+    ranks = len(rows(x)[0].members)
+    return 2 * (ranks - 1) / ranks * rows(x)[0].bytes
+
+
 def test_slips_in_the_bus_bandwidth_are_named():
     check = exercises.measure.check
     assert "returns nothing" in check(unbegun).text
-    sent = 2 * 3 / 4 * 8_000_000
     answers = {
-        "Solved. The example gives 6 GB/s.": lambda x: sent / max(r.moving for r in rows(x)),
-        "your time includes the waiting for rank 3.":
-            lambda x: sent / max(r.seconds for r in rows(x)),
-        "your bytes are S, and": lambda x: 8_000_000 / max(r.moving for r in rows(x)),
-        "and your bytes are S in place": lambda x: 8_000_000 / max(r.seconds for r in rows(x)),
+        "Solved. The example gives 6 GB/s.":
+            lambda x: ring_bytes(x) / max(r.moving for r in rows(x)),
+        "your time includes the waiting for the late rank.":
+            lambda x: ring_bytes(x) / max(r.seconds for r in rows(x)),
+        "your bytes are S, and": lambda x: rows(x)[0].bytes / max(r.moving for r in rows(x)),
+        "and your bytes are S in place":
+            lambda x: rows(x)[0].bytes / max(r.seconds for r in rows(x)),
         "your function returns 1 B/s, but the bus bandwidth is 6 GB/s.": lambda x: 1.0,
     }  # fmt: skip
     for words, attempt in answers.items():
         assert words in check(attempt).text
         assert check(attempt).solved == words.startswith("Solved")
+
+
+def test_the_bus_bandwidth_must_be_computed_from_the_ledger():
+    """The constant of the example passed, and so did a function that a later rank changed."""
+    sent = 2 * 3 / 4 * 8_000_000
+    check = exercises.measure.check
+    constant = check(lambda ledger: 6e9)
+    assert not constant.solved
+    assert "For another ledger (n = 6, S = 3,000,000 bytes, moved in 5 ms, " in constant.text
+    assert "but the bus bandwidth is 1 GB/s." in constant.text.replace("\n", " ")
+    for attempt in (
+        lambda x: sent / (max(r.seconds for r in rows(x)) - 0.005),  # knows S, n and the delay
+        lambda x: 1.5 * rows(x)[0].bytes / rows(x)[0].moving,  # knows n
+        lambda x: sent / rows(x)[0].moving,  # knows n and S
+        lambda x: 1.5 * rows(x)[3].bytes / rows(x)[3].seconds,  # knows which rank is late
+    ):
+        assert attempt(exercises.measure.example()) == pytest.approx(6e9)
+        assert not check(attempt).solved
 
 
 def test_the_example_of_measure_is_what_its_text_says():
@@ -219,6 +298,6 @@ def test_hints_are_sentences(capsys):
 
 
 def test_the_main_path_is_short():
-    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    """At most 2,700 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(stored_chapter("00-ranks"))
-    assert 0 < cells <= 45 and 0 < words <= 3000
+    assert 0 < cells <= 45 and 0 < words <= 2700

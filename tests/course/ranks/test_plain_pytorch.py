@@ -30,7 +30,7 @@ def all_come(x):
 
 def test_gloo_reports_a_broken_connection_at_once_and_a_missing_rank_at_the_limit():
     steps = rank_1_fails, rank_0_alone, all_come
-    reports = pytorch_reports(steps, torch.ones(4), ranks=3, seconds=1)
+    reports = pytorch_reports(steps, torch.ones(4), ranks=3, seconds=(10, 1, 10))
     failed, alone, fine = reports.by_step.values()
     assert failed[1] == "AssertionError: no data left"
     assert every("Error" in failed[rank] and "no data" not in failed[rank] for rank in (0, 2))

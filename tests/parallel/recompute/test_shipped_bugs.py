@@ -42,7 +42,7 @@ def gradients(wrap, around):
 
 
 def ready_twice():
-    """What DDP says: it does not find the block in the graph, takes it for unused, and so for ready."""
+    """What DDP says: it does not find the block in the graph, and so takes it for unused."""
     try:
         gradients(partial(PyTorchs, find_unused_parameters=True), reentrant)
     except RuntimeError as error:

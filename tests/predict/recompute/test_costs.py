@@ -5,7 +5,13 @@ import torch
 
 from lib.predict.recompute import none, smallest_peak, square_root, use_of
 from lib.predict.recompute.costs import costs_of, frontier
-from lib.predict.recompute.published import FIGURE_7, MODELS, shares
+from lib.predict.recompute.published import (
+    FIGURE_7,
+    MODELS,
+    OPERATIONS_ADDED,
+    operations_added,
+    shares,
+)
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
 from lib.predict.step import forward
@@ -54,6 +60,17 @@ def test_the_frontier_goes_from_the_least_bytes_to_everything_kept():
     rule = use_of(square_root(14), costs)
     within = [choice.use for choice in found if choice.use.peak <= rule.peak]
     assert min(use.again for use in within) <= rule.again
+
+
+@pytest.mark.parametrize("name", OPERATIONS_ADDED)
+def test_the_operations_that_selective_adds_are_published_three_times_too_many(name):
+    """Attention has three passes of two products, and one of them runs again."""
+    model = MODELS[name]
+    assert operations_added(model, 12) == pytest.approx(OPERATIONS_ADDED[name], abs=1e-3)
+    assert 3 * operations_added(model) == pytest.approx(operations_added(model, 12))
+    forward_of_attention = 4 * model.sequence**2 * model.width
+    whole = 3 * (24 * model.sequence * model.width**2 + forward_of_attention)
+    assert operations_added(model) == pytest.approx(forward_of_attention / whole)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,0 +1,222 @@
+"""What the text of chapter 2 says: against what its cells printed, and computed again here."""
+
+import inspect
+import re
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from lib.course.communicating_less import costs, lessons
+from lib.parallel.data import LocalSGD
+from lib.predict import step
+from lib.predict.data import compression
+from lib.predict.hardware import sweep
+from lib.predict.roofline import speeds
+from tests.course.stored_chapter import shown, stored_chapter
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("02-communicating-less")
+
+
+def test_each_guess_is_answered_as_its_question_defines(notebook):
+    """The answers are computed again here, from the questions and not from the library."""
+    slow = [[12 if n % 12 == at else 1 for n in range(60)] for at in (11, 7, 0, 3, 5, 9)]
+    all_wait = sum(max(times) for times in zip(*slow, strict=True))
+    nobody = max(map(sum, slow))
+    assert (all_wait, nobody) == (390, 115)
+    answer = shown(notebook, "factor.reveal(")
+    assert f"It is {round(all_wait / nobody, 2)}." in answer
+
+    ends = {}
+    for every in (1, 4, 12, 16):
+        parts = [[sum(times[n : n + every]) for times in slow[:3]] for n in range(0, 60, every)]
+        ends[every] = sum(map(max, parts))
+    assert ends == {1: 225, 4: 225, 12: 115, 16: 137}
+    answer = shown(notebook, "run_of_fours.reveal").splitlines()
+    assert answer[1] == "It is 225 ms."
+    assert [line.split()[1:3] for line in answer[2:6]] == [
+        [str(k), str(v)] for k, v in ends.items()
+    ]
+
+    x = torch.cos(2 * torch.pi * torch.arange(16, dtype=torch.float64) / 16)  # the slowest start
+    first, rounds = x.norm(), 0
+    while x.norm() > 0.01 * first:
+        x, rounds = (x + x.roll(1) + x.roll(-1)) / 3, rounds + 1
+    assert f"It is {rounds} rounds." in shown(notebook, "rounds_needed.reveal")
+
+    numbers = 124_439_808  # of GPT-2
+    payload = numbers / 2 + -(-numbers // 512) * 4
+    more = next(n for n in range(2, 99) if (n - 1) * payload > 2 * (n - 1) / n * 4 * numbers)
+    assert f"It is {more} ranks." in shown(notebook, "from_ranks.reveal")
+
+    table = shown(notebook, "won_back.reveal").splitlines()
+    rows = [line for line in table if re.search(r"\(.* to ", line)]
+    means = {line[:12].strip(): float(line.split()[-4]) for line in rows}
+    assert len(means) == 6
+    added, kept = (means[name] - means["plain"] for name in ("no feedback", "top 1 %"))
+    assert 0 < added - kept < 0.2 * added  # far from the border of the first quarter
+    assert "It is 0 to 25 %." in "\n".join(table)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert f"ends {added:.2f} above plain" in text and f"only {added - kept:.2f} of that" in text
+    assert f"about {(added - kept) / added:.0%}".replace("%", " %") in text
+
+
+def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
+    lines = shown(notebook, "source(servers.served)").splitlines()
+    ends = [line.split() for line in lines[1:5]]
+    assert ends == [
+        ["0", "225", "0.0", "0", "0"], ["1", "171", "1.6", "6", "79"],
+        ["3", "152", "1.7", "14", "47"], ["None", "115", "2.0", "18", "33"]]  # fmt: skip
+    rows = [line for line in lines[5:] if " to " in line][:7]
+    means = [[float(mean) for mean in re.findall(r"([\d.]+) \(", row)] for row in rows]
+    small, large = zip(*means, strict=True)
+    assert [row.split()[0] for row in rows] == ["0", "1", "3", "None", "0", "1", "2"]
+    assert max(small) - min(small) < 0.05
+    assert large == (0.20, 0.53, 0.35, 0.28, 0.14, 0.32, 0.86)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert "0.53 with bound 1, 0.35 with bound 3, 0.28 without one" in text
+    assert "the loss is 0.14, 0.32 or 0.86" in text
+    local = re.findall(r"loss ([\d.]+) \(", shown(notebook, "source(lessons.learn)"))[:4]
+    exact = re.search(r"4 workers: ([\d.]+ \(.*\))", shown(notebook, "lessons.plain(n, seed)"))
+    assert float(local[-1]) - float(local[0]) == pytest.approx(0.03)
+    outer = re.findall(r"loss ([\d.]+) \(", shown(notebook, "outer_momentum=outer"))
+    assert [local[1], *outer] == ["0.28", "0.33", "0.18", "0.16"]
+    assert f"loss {exact[1]}" in shown(notebook, "source(lessons.learn)")
+    assert exact[1] in shown(notebook, "def local_sgd(")
+    said = shown(notebook, "def pytorchs_ddp").split("PowerSGD:")[1]
+    theirs, own = (
+        [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", part)]
+        for part in said.split("ours:")
+    )
+    assert own == [theirs[0] + theirs[1], theirs[2]] == [8448, 2560]
+    assert re.search(r"still there: \[0, 1, 2, 3\]", shown(notebook, "def pairs_of_my_own"))
+    assert "as on one device: True" in shown(notebook, "def bulk_server")
+    words = shown(notebook, "lessons.word_gradient_on_rank")
+    assert "as on one device: True" in words
+    assert "sparse 173,184 bytes" in words and "dense 560,640 bytes" in words
+
+
+def test_the_problem_is_stated_with_its_counter_example(notebook):
+    lines = shown(notebook, "costs.problem()").splitlines()
+    numbers = [float(line.split()[-2]) for line in lines if line.endswith(" ms")]
+    assert numbers == [7.8, 4.6, 2.0, 17.6, 69.9, 2.6, 3.8]  # computing, rings, two published
+    infiniband, ethernet = (wait / numbers[0] for wait in numbers[3:5])
+    assert 2 < infiniband < 2.5 and round(ethernet) == 9  # "more than twice", "nine times"
+    assert round(1e3 * costs.gpt2_computing(8, batch=64), 1) == 14.4  # hides more
+    backward = step.seconds(step.averaged_backward(costs.GPT2, 4), speeds("H100"))
+    assert round(backward / costs.gpt2_computing(8), 2) == 0.67  # two thirds
+    assert numbers[2] < 1e3 * backward  # NVLink's exchange fits under it
+    assert 2.6 < 3.8 < numbers[1]  # both published exchanges are shorter than computing
+    ring, latency = costs.gpt2_moving("plain", "InfiniBand NDR", 8), 14 * 14e-6
+    assert round(((ring - latency) / 2 + latency) * 1e3, 1) == 8.9  # half of the bytes
+
+
+def test_the_example_of_exercise_2_returns_what_the_text_says(notebook, worlds):
+    (text,) = [cell.source for cell in notebook.cells if "## Exercise 2: write" in cell.source]
+    names = {"torch": torch, "dist": dist, "tensor": torch.tensor, "World": worlds}
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
+    call, returned = re.search(r"`(World\(1\)\.run\(.*?\))` returns `(.*?)`", text).groups()
+    ((mean, residual),), ((expected, kept),) = (eval(code, names) for code in (call, returned))
+    assert torch.equal(mean.cpu(), expected.cpu()) and torch.equal(residual.cpu(), kept.cpu())
+
+
+def test_what_pays_off_is_as_the_text_says(notebook):
+    text = shown(notebook, "costs.pays_off").splitlines()
+    table, now = {}, None
+    for line in text:
+        if not line.startswith("  "):
+            now = table[line[:15].strip()] = {}
+        else:
+            now[line[:15].strip()] = [float(number) for number in line[15:].split()]
+    infiniband, ethernet = table["InfiniBand NDR"], table["Ethernet 100"]
+    nvlink = table["NVLink4"]
+    assert nvlink["plain"][0] - nvlink["PowerSGD"][0] == pytest.approx(0.2)
+    assert infiniband["4 bits"][0] > infiniband["plain"][0] < infiniband["sign"][0]
+    assert ethernet["4 bits"][0] < ethernet["plain"][0] < ethernet["4 bits"][1]
+    assert ethernet["sign"][1] > ethernet["plain"][1]
+    assert ethernet["top 1 %"][2] < ethernet["plain"][2]
+    assert [ethernet["PowerSGD"][i] < 0.1 * ethernet["plain"][i] for i in range(3)] == [True] * 3
+    assert table["computing"]["4 bits"][2] > 200
+    assert ethernet["4 bits"][1] > 1.5 * ethernet["plain"][1]
+    assert (ethernet["sign"][1], ethernet["plain"][1]) == (75.5, 75.1)
+    assert ethernet["sign"][2] > 2 * ethernet["plain"][2] < ethernet["4 bits"][2]
+    over_infiniband = infiniband["4 bits"][0] - table["computing"]["4 bits"][0]
+    assert over_infiniband == pytest.approx(3.8, abs=0.05)
+
+
+def test_the_outer_step_in_the_text_is_the_librarys(notebook):
+    (text,) = [
+        cell.source for cell in notebook.cells if "for p, last in last_average" in cell.source
+    ]
+    own = inspect.getsource(LocalSGD._step_outer)
+    for line in re.search(r"```python(.*?)```", text, re.S)[1].split("#")[1].splitlines()[1:]:
+        assert line.strip() in own
+    assert "0.7, momentum=outer_momentum, nesterov=" in inspect.getsource(lessons.averaged)
+    assert "rate 0.7" in text and "momentum 0.9" in text
+
+
+def test_feedback_can_send_a_part_of_the_entries_in_thirty_steps(notebook):
+    entries = sum(map(prod, lessons.GPT_SHAPES))
+    each = compression.kept_entries(entries, 0.01)
+    assert (each, entries) == (297, 29_664) and 0.3 < 30 * each / entries < 0.305
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert "A rank sends 297 of 29,664 entries in a step" in text
+
+
+def test_fsdp2_has_what_the_text_says(notebook):
+    text = "\n".join(cell.source for cell in notebook.cells)
+    for name in ("set_all_reduce_hook", "set_custom_reduce_scatter"):
+        assert f"`{name}(" in text and hasattr(FSDPModule, name)
+
+
+def test_published_times_over_two_nodes_are_as_the_text_says(notebook):
+    rows = [line.split() for line in shown(notebook, "costs.beside_published").splitlines()]
+    numbers = [
+        [float(row[1].replace(",", "")), row[3]] for row in rows if len(row) == 4 and "%" in row[3]
+    ]
+    times = [number for number, _ in numbers]
+    factors = [a / b for a, b in zip(times, times[1:])]
+    assert factors == pytest.approx([4.3, 3.6, 1.25], abs=0.05)
+    small = [costs.published_seconds(sweep("H100 2-node all-reduce"), 2**i) for i in (16, 17)]
+    assert [round(1e6 * seconds) for seconds in small] == [135, 109]
+
+
+def refused_hooks():
+    """Register hooks as the text says, and give PyTorch's words and how often a hook ran."""
+    calls, words = [], []
+
+    def hook(state, bucket):
+        calls.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2, device="cpu"))
+    for refused in (lambda state, b: None, hook, hook):
+        try:
+            ddp.register_comm_hook(None, refused)
+        except (KeyError, RuntimeError) as error:
+            words.append(f"{type(error).__name__}: {error}")
+    x = torch.ones(1, 2, device="cpu")
+    with ddp.no_sync():
+        ddp(x).sum().backward()
+    silent = len(calls)
+    ddp(x).sum().backward()
+    return words, silent, len(calls)
+
+
+def test_pytorch_treats_hooks_as_the_text_says(notebook, world):
+    words, silent, after = world.run(refused_hooks)[0]
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert words[0] == "KeyError: 'bucket'" and "`KeyError: 'bucket'`" in text
+    assert words[1].startswith("RuntimeError: ") and words[1].split(": ", 1)[1] in text
+    assert (silent, after) == (0, 1) and "No hook runs under `no_sync()`" in text

@@ -1,0 +1,120 @@
+"""The numbers that chapter 0 says in its text, computed from the formulas."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.predict.collectives import formulas
+from lib.predict.collectives.nodes import all_reduce, errors, nodes_of
+from lib.predict.hardware import link, sweep, sweeps
+from tests.course.stored_chapter import shown, stored_chapter
+
+NVLINK = link("NVLink4")
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return stored_chapter("00-ranks")
+
+
+@pytest.fixture(scope="module")
+def text(chapter):
+    return "\n\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
+
+
+def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(chapter, text):
+    four = [formulas.cost(name, 4, 10**6, *prices()) for name in ("logarithmic", "ring")]
+    assert [f"{time * 1e6:.1f}" for time in four] == ["22.5", "23.7"]
+    assert "nearly equal (22.5 and 23.7 µs)" in text
+    central = formulas.all_reduce("central", 64, 10**9 // 4)
+    ring = formulas.all_reduce("ring", 64, 10**9 // 4)
+    assert round(central.critical_bytes / 1e9) == 126 and round(max(ring.sent) / 1e9) == 2
+    assert "each carries 2 GB in place of 126 GB" in text
+    assert "It is ring." in (table := shown(chapter, "formulas.cost(m, 64"))
+    assert "predicted, µs" in table
+
+
+def prices():
+    return NVLINK.alpha, NVLINK.beta
+
+
+def test_the_rounds_of_the_table_are_the_rings(text):
+    """What rank 0 sends and receives in the six rounds of `ring_sum` on four ranks."""
+    ks = (1, 2, 3)
+    sends = [(1 - k) % 4 for k in ks] + [(2 - k) % 4 for k in ks]
+    receives = [(-k) % 4 for k in ks] + [(1 - k) % 4 for k in ks]
+    rows = {
+        "sends": [f"**{p}**" if number > 2 else f"{p}" for number, p in enumerate(sends)],
+        "receives": [f"**{p}**" if number > 2 else f"{p}" for number, p in enumerate(receives)],
+    }
+    for word, pieces in rows.items():
+        assert f"| {word} piece | {' | '.join(pieces)} |" in text
+    assert "central* has 2(n − 1) rounds, 6 here" in text
+    assert formulas.all_reduce("central", 4, 1000).rounds == 6
+
+
+def six_times(numel):
+    return {
+        name: 1e6 * formulas.seconds(formulas.all_reduce(name, 4, numel), *prices())
+        for name in formulas.ALGORITHMS
+    }
+
+
+def test_everyone_is_as_fast_as_the_text_says(chapter, text):
+    times = six_times(250_000)
+    lines = shown(chapter, "formulas.seconds(formula, ").splitlines()
+    assert lines == [f"{name:<17}{time:5.1f} µs predicted" for name, time in times.items()]
+    for words in (
+        f"*Everyone*, with 3 · (3.4 + 2.22) = {times['everyone']:.1f} µs",
+        f"*halving-doubling*, with 4 · 3.4 + 1.5 · 2.22 = {times['halving_doubling']:.1f} µs",
+        f"the ring with its {times['ring']:.1f} µs",
+    ):
+        assert words in text
+    assert sorted(times, key=times.get)[:2] == ["everyone", "halving_doubling"]
+    assert "for smaller buffers it is the fastest" in text
+    for numel in (250, 2_500, 25_000):
+        small = six_times(numel)
+        assert min(small, key=small.get) == "everyone"
+
+
+def test_rings_over_nodes_are_as_far_off_as_the_text_says(text):
+    """They were charged 420 µs of latency, the network's in every round, in place of 144."""
+    runs = [sweep(name) for name in sweeps(one_node=False)]
+    small = [errors(run, 2**20) for run in runs]
+    off = [error for run in small for error in run.values()]
+    assert (round(100 * min(off)), round(100 * max(off))) == (-69, 106)
+    assert "between 69 % below and 106 % above" in text
+    nearest = {min(run, key=lambda name: abs(run[name])) for run in small}
+    assert len(nearest) == 3 and "three different columns come nearest" in text
+    inside, outside = (1e6 * link(name).alpha for name in ("NVLink4", "EFA 400"))
+    latency = 1e6 * all_reduce("flat_ring", nodes_of(sweep("H100 2-node all-reduce")), 0)
+    assert f"26 · {inside:.1f} + 4 · {outside:.0f} = {latency:.0f} µs" in text
+
+
+def test_large_buffers_over_nodes_are_as_far_off_as_the_text_says(text):
+    runs = [sweep(name) for name in sweeps(one_node=False)]
+    *two, four = [errors(run, run.nbytes[-1]) for run in runs]
+    assert [run.nodes for run in runs] == [2, 2, 2, 4]
+    for run in two:
+        assert run["hierarchical"] > 0 and run["at once"] < 0.015
+    assert "between *levels* and *at once*, or within 1 % of one of them" in text
+    assert min(four, key=lambda name: abs(four[name])) == "multi_rail_ring"
+    assert "six times as long or more" in text
+    assert min(run["flat_ring"] for run in (*two, four)) > 5
+
+
+def test_what_the_text_says_of_backends(text):
+    assert '`"tcp" in dist.Backend.backend_list` is False' in text
+    assert "tcp" not in dist.Backend.backend_list
+    assert "`dist.is_mpi_available()`" in text and isinstance(dist.is_mpi_available(), bool)
+
+
+def mean_of_ranks():
+    x = torch.tensor([float(dist.get_rank())], device="cpu")
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    return x.item()
+
+
+def test_gloo_accepts_a_mean(worlds, text):
+    assert "documented for NCCL only, but gloo accepts it too" in text
+    assert worlds(4, device="cpu").run(mean_of_ranks) == [1.5] * 4
