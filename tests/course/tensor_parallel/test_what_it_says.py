@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 from lib.course.tensor_parallel import lessons, slow
+from lib.course.tensor_parallel.stranger import Stranger
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.memory import published_layer
@@ -261,6 +262,15 @@ def test_pytorch_clips_dtensors_and_refuses_a_mixture(world, text):
         assert norm == pytest.approx(plain.item(), rel=1e-9)
         (told,) = re.findall(r"raises `RuntimeError: ([^`]+)`", text)
         assert error.startswith(told)
+
+
+# --- somebody else's model
+
+
+def test_the_modules_of_the_stranger_are_those_of_the_text(text):
+    (told,) = re.findall(r"Its modules are ([^.]+)\.", text)
+    names = [name.split(".")[-1] for name, _ in Stranger().named_modules() if name]
+    assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if not name.isdigit()}
 
 
 # --- the order of the text
