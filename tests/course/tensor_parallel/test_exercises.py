@@ -288,6 +288,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     whole = shown(notebook, "lessons.StepOf")
     assert "It is 10 all_reduces." in whole and whole.count("equal: True") == 2
     assert "ours as predicted: True" in whole
+    plain, ours, _ = map(float, re.findall(r"peak: ([\d.]+) MB", whole))
+    assert f"peak is {100 * ours / plain:.0f} % of the plain model's" in text
     assert re.search(r"256 bytes × 3", whole) and re.search(r"512 bytes", whole)
 
 
