@@ -19,12 +19,13 @@ RANKS, FACTOR = 4, 60
 # What runs is small and stands for a GPT with one layer of width 8,192 and one sample.
 SMALL = GPTShape(vocabulary=1000, sequence=14, width=320, heads=16, layers=1, hidden=400)
 LARGE = GPTShape(32_000, sequence=4096, width=8192, heads=64, layers=1)
+BFLOAT16 = 2  # bytes of a number, in the small run as in the large model
 FEW = 7  # samples of the small run; they stand for one
 
 
 def step(span) -> None:
-    """Run forward and backward of the small GPT here, once to warm up and then after a barrier."""
-    model = tensor_parallel(GPT(SMALL))
+    """Run the small GPT in bfloat16, forward and backward: to warm up, then after a barrier."""
+    model = tensor_parallel(GPT(SMALL).to(torch.bfloat16))
     tokens = torch.arange(FEW * (SMALL.sequence + 1)).view(FEW, -1) % SMALL.vocabulary
     for counted in (False, True):
         model.zero_grad()
@@ -46,7 +47,7 @@ def on(link: str) -> tuple[Ledger, Ledger]:
     speeds = SlowMotion("H100", link=link, factor=FACTOR, stands_for=stands)
     with World(RANKS, slow_motion=speeds) as world:
         recorded = after_barrier(world.record(step, span)).where(rank=0)
-    predicted = tensor_parallel_step(LARGE, RANKS, 1, speeds).where(rank=0)
+    predicted = tensor_parallel_step(LARGE, RANKS, 1, speeds, itemsize=BFLOAT16).where(rank=0)
     drawn = in_phases(predicted)
     sums = [_sums(ledger) for ledger in (recorded, drawn)]
     print(f"{link}: {exposed(drawn):.0%} exposed (predicted)")
@@ -68,7 +69,7 @@ def in_phases(predicted: Ledger) -> Ledger:
 
     What it computes between two waits is one row, "forward" or "backward"; the update is left out.
     """
-    parts = passes(LARGE, RANKS, 1)
+    parts = passes(LARGE, RANKS, 1, itemsize=BFLOAT16)
     computed = iter(sorted(predicted.where(lane="compute"), key=lambda row: row.start))
     phases = {"forward": [op for part in parts for op in part.forward]}
     phases["backward"] = [op for part in reversed(parts) for op in part.backward]

@@ -66,7 +66,10 @@ def passes(
         operations.norm("norm", rows, shape.width),
         _column("linear", rows, shape.width, share.vocabulary, bias=False, summed=vocabulary),
     ])  # fmt: skip
-    return [first, *[block] * shape.layers, last, _loss(rows, share.vocabulary, vocabulary)]
+    loss = (
+        _loss(rows, share.vocabulary, max(itemsize, 4) / itemsize) if vocabulary else Passes([], [])
+    )
+    return [first, *[block] * shape.layers, last, loss]
 
 
 def _play(time: Lockstep, ranks: int, steps: Sequence[Operation], itemsize: int) -> None:
@@ -141,14 +144,17 @@ def _embedding(shape, share: Share, rows: int, s: int, index: float, vocabulary:
     return Passes([*forward, position, add], [*of_positions, *back])
 
 
-def _loss(rows: int, v: int, vocabulary: bool) -> Passes:
-    """The loss on split logits [B·S, V/tp]; that on whole logits is not counted."""
-    if not vocabulary:
-        return Passes([], [])
-    n = rows * v
+def _loss(rows: int, v: int, wide: float) -> Passes:
+    """The loss on split logits [B·S, V/tp], in numbers `wide` times as long as the logits'.
+
+    Logits of 16 bits are turned into 32 bits first, and their gradient back at the end.
+    """
+    n, turned = rows * v, Operation("_to_copy", 0, (1 + wide) * rows * v)
+    turns = [turned] if wide > 1 else []
     forward = [
-        Operation("amax", 0, n + rows), *_summed(rows), Operation("sub", 0, 2 * n + rows),
-        Operation("exp", 0, 2 * n), Operation("sum", 0, n + rows), *_summed(2 * rows),
-        Operation("div", 0, 2 * n + rows),
+        Operation("amax", 0, n + rows), *_summed(rows), *turns,
+        Operation("sub", 0, 2 * wide * n + rows), Operation("exp", 0, 2 * wide * n),
+        Operation("sum", 0, wide * (n + rows)), *_summed(2 * wide * rows),
+        Operation("div", 0, wide * (2 * n + rows)),
     ]  # fmt: skip
-    return Passes(forward, [Operation("mul", 0, 2 * n + rows)])
+    return Passes(forward, [Operation("mul", 0, wide * (2 * n + rows)), *turns])

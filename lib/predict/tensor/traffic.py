@@ -33,7 +33,8 @@ def of_step(
     make = lambda numbers, among=ranks: Exchange("all_reduce", among, numbers * itemsize)
     x = make(tokens * shape.width)
     ends = [x] if vocabulary else []
-    loss = [make(tokens), make(2 * tokens)] if vocabulary else []
+    sums = Exchange("all_reduce", ranks, 2 * tokens * max(itemsize, 4))  # in 32 bits at least
+    loss = [make(tokens), sums] if vocabulary else []
     layer_back, keys = [x, x], 2 * shape.head_size
     if share.sharers > 1:  # each weight's, and each bias's
         layer_back += [make(keys, share.sharers), make(keys * shape.width, share.sharers)]

@@ -264,8 +264,8 @@ def test_the_first_picture_is_what_the_script_draws(notebook):
 
 def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     problem, text = shown(notebook, "layer = 12"), prose(notebook)
-    assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "5.14 GB a sample" in problem
-    assert "One layer needs 125.8 GB" in text and "128 · 5.14 GB = 658 GB" in text
+    assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "1.78 GB a sample" in problem
+    assert "One layer needs 125.8 GB" in text
     layer = shown(notebook, "run = world.record(split_mlp)")
     assert "It is 2 all_reduces." in layer and "plain MLP: True" in layer
     assert layer.count("8,192 bytes") == 2 and "× 2" in layer
@@ -288,6 +288,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     whole = shown(notebook, "lessons.StepOf")
     assert "It is 10 all_reduces." in whole and whole.count("equal: True") == 2
     assert "ours as predicted: True" in whole
+    plain, ours, _ = map(float, re.findall(r"peak: ([\d.]+) MB", whole))
+    assert f"peak is {100 * ours / plain:.0f} % of the plain model's" in text
     assert re.search(r"256 bytes × 3", whole) and re.search(r"512 bytes", whole)
 
 
@@ -299,7 +301,9 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     assert "436, 362 and 160 GB/s" in text
     rows = re.findall(r"^ +\d+ +[\d,]+ +([\d,]+) .* ([\d,]+)$", table, re.M)
     ours, last = ([int(row[n].replace(",", "")) for row in rows] for n in (0, 1))
-    assert last[:3] == ours[:3] and "22 % fewer tokens per GPU even with one bandwidth" in text
+    assert last[:3] == ours[:3] and "22 % fewer tokens per GPU even if the bandwidth" in text
+    assert "stayed at 436 GB/s" in text and "4,096 · 3,072 · 2 bytes = 25 MB a sample" in text
+    assert 4096 * 3072 * 2 // 10**6 == 25
     assert round(100 * (1 - last[3] / last[2])) == 22 and round(100 * (1 - ours[3] / ours[2])) == 28
     assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01)
     assert f"halve the prediction, from {last[4]:,} to {ours[4]:,}" in text
@@ -309,7 +313,7 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
 
 
 def test_the_activations_fall_as_the_text_says(notebook):
-    sizes = [float(n) for n in re.findall(r"([\d.]+) GB", shown(notebook, "scores=False"))]
+    sizes = [float(n) for n in re.findall(r"([\d.]+) GB", shown(notebook, "for ranks in (1, 2, 4"))]
     assert round(100 * sizes[3] / sizes[0]) == 38 and "fall to 38 %" in prose(notebook)
     assert sizes[-1] / sizes[0] > 10 / 34
 

@@ -17,11 +17,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 from lib.course.tensor_parallel import lessons, slow
+from lib.course.tensor_parallel.stranger import Stranger
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.memory import published_layer
 from lib.predict.tensor.products import split_steps
-from lib.predict.tensor.step import tensor_parallel_step
+from lib.predict.tensor.step import SUM, passes, tensor_parallel_step
 from lib.ranks.mesh import mesh
 from tests.course.stored_chapter import shown, stored_chapter
 from tests.every import every
@@ -49,15 +50,18 @@ def world(worlds):
 
 
 def test_fsdp_with_recomputation_does_not_fit(text):
-    """Two whole units, every layer's input, and one layer's activations."""
+    """Two whole units, every layer's input, one layer's activations, and a rank's own shard."""
     units = 8 * (12 * WIDTH**2 + 13 * WIDTH)
     inputs = LAYERS * 2048 * WIDTH * 2
-    one = published_layer(width=WIDTH, heads=160, sequence=2048, batch=1, ranks=1)
+    one = published_layer(WIDTH, 160, 2048, batch=1, ranks=1, scores=False)
     assert f"128 · 2,048 · 25,600 · 2 bytes = {inputs / 1e9:.1f} GB" in text
-    whole = (units + inputs + one) / 1e9
-    assert whole > 80 and f"together {whole:.0f} GB" in text
-    smaller = (4 * 12 * WIDTH**2 + inputs + one) / 1e9  # attention and MLP, with gradients
-    assert smaller < 80 and "Smaller units would fit" in text
+    assert f"and {one / 1e9:.2f} GB of one layer's activations" in text
+    shard = 16 * 1_008e9 / 3_072
+    assert f"16 · 1,008·10⁹ / 3,072 bytes = {shard / 1e9:.1f} GB" in text
+    whole = units + inputs + one
+    assert f"Together this is {whole / 1e9:.1f} GB" in text and whole < 80e9 < whole + shard
+    smaller = 4 * 12 * WIDTH**2 + inputs + one  # attention and MLP, with gradients
+    assert smaller + shard < 80e9 and "Smaller units would fit" in text
 
 
 def sent(a, b, k, n):
@@ -176,17 +180,31 @@ def limit(bandwidth, itemsize, ranks=4, rate=989e12):
     return (ranks - 1) * itemsize * rate / bandwidth
 
 
+def step_on(link):
+    """Return rank 0's rows of the step in slow motion, as predicted for a link."""
+    step = tensor_parallel_step(slow.LARGE, 4, 1, speeds("H100", link), itemsize=2)
+    return step.where(rank=0)
+
+
 def test_the_width_from_which_on_the_all_reduce_is_hidden(text):
-    assert f"{limit(450e9, 4):,.0f}"[:4] == "26,3" and "26,400 over NVLink 4" in text
-    assert round(limit(50e9, 4), -3) == 237_000 and "the limit is 237,000" in text
-    step = tensor_parallel_step(slow.LARGE, 4, 1, speeds("H100", "NVLink4")).where(rank=0)
-    waits = backward_waits(step)
-    outputs = 32_000, 32_768, 24_576  # head, up, qkv, in the order of backward
-    assert [n < limit(450e9, 4) for n in outputs] == [False, False, True]
-    assert [wait > 0 for wait in waits] == [n < limit(450e9, 4) for n in outputs]
-    assert max(waits) < 3e-5, "a little"
-    step = tensor_parallel_step(slow.LARGE, 4, 1, speeds("H100", "InfiniBand NDR")).where(rank=0)
-    assert every(wait > 1e-3 for wait in backward_waits(step))
+    assert round(limit(450e9, 2), -2) == 13_200 and "this is 13,200 over NVLink 4" in text
+    assert round(limit(50e9, 2), -2) == 118_700 and "the limit is 118,700" in text
+    outputs = 32_000, 32_768, 24_576  # head, up, qkv
+    assert min(outputs) > limit(450e9, 2) and max(outputs) < limit(50e9, 2)
+    assert max(backward_waits(step_on("NVLink4"))) == 0 and "both are hidden" in text
+    assert every(wait > 1e-3 for wait in backward_waits(step_on("InfiniBand NDR")))
+
+
+@pytest.mark.parametrize(("ranks", "percent"), [(4, 27), (8, 63)])
+def test_forward_waits_for_so_much_of_what_it_computes(text, ranks, percent):
+    """The closed form is that of a layer's own products and sums."""
+    forward = passes(slow.LARGE, ranks, 1, itemsize=2)[1].forward
+    flop = sum(op.flop for op in forward if op.name in ("mm", "addmm"))
+    sent = sum(2 * op.bytes for op in forward if op.name == SUM) * 2 * (ranks - 1) / ranks
+    assert flop == 24 * 4096 * 8192**2 / ranks
+    share = (sent / 450e9) / (flop / 989e12)
+    assert share == pytest.approx((ranks - 1) * 2 * 989e12 / (6 * 8192 * 450e9))
+    assert round(100 * share) == percent and f"{percent} % for tp = {ranks}" in text
 
 
 def backward_waits(step):
@@ -201,17 +219,22 @@ def backward_waits(step):
     ]  # fmt: skip
 
 
-def test_in_bfloat16_less_is_exposed(text):
-    shares = []
-    for link in ("NVLink4", "InfiniBand NDR"):
-        step = tensor_parallel_step(slow.LARGE, 4, 1, speeds("H100", link), itemsize=2)
-        shares.append(round(100 * slow.exposed(slow.in_phases(step.where(rank=0)))))
-    assert shares == [8, 57] and "8 % and 57 % of forward and backward are exposed" in text
-
-
-def test_the_shares_are_those_of_what_is_drawn(notebook):
+def test_the_shares_are_those_of_what_is_drawn(notebook, text):
     shares = re.findall(r"(\d+)% exposed", shown(notebook, "slow.on"))
-    assert shares == ["13", "70"]
+    steps = [slow.in_phases(step_on(link)) for link in ("NVLink4", "InfiniBand NDR")]
+    assert shares == [f"{100 * slow.exposed(step):.0f}" for step in steps]
+    assert f"waits for {shares[0]} % of forward and backward over NVLink 4" in text
+    assert f"and for {shares[1]} % over InfiniBand" in text
+
+
+# --- random numbers
+
+
+def test_equal_seeds_leave_a_quarter_of_the_numbers(notebook, text):
+    equal, other = shown(notebook, "lessons.mask").split("apart=1")
+    masks = [re.findall(r"^  ([01]{16})$", part, re.M) for part in (equal, other)]
+    assert [len(part) for part in masks] == [4, 4] and len(set(masks[0])) == 1 < len(set(masks[1]))
+    assert "the 64 numbers contain only 16 independent ones" in text
 
 
 # --- clipping
@@ -239,6 +262,15 @@ def test_pytorch_clips_dtensors_and_refuses_a_mixture(world, text):
         assert norm == pytest.approx(plain.item(), rel=1e-9)
         (told,) = re.findall(r"raises `RuntimeError: ([^`]+)`", text)
         assert error.startswith(told)
+
+
+# --- somebody else's model
+
+
+def test_the_modules_of_the_stranger_are_those_of_the_text(text):
+    (told,) = re.findall(r"Its modules are ([^.]+)\.", text)
+    names = [name.split(".")[-1] for name, _ in Stranger().named_modules() if name]
+    assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if not name.isdigit()}
 
 
 # --- the order of the text

@@ -23,9 +23,9 @@ SHAPES = {
 SPEEDS = Speeds(1e9, 1e9, 1e-3, 1e9)
 
 
-def performed(shape):
+def performed(shape, dtype=torch.float32):
     """What a rank performs, with its collectives: forward and loss, backward."""
-    model = tensor_parallel(GPT(shape))
+    model = tensor_parallel(GPT(shape).to(dtype))
     tokens = torch.randint(48, (3, 13), generator=torch.Generator().manual_seed(0))
     real, seen = dist.all_reduce, Performed()
 
@@ -78,10 +78,24 @@ def test_each_operation_is_performed(worlds, name, ranks):
             assert only(large(own), names) == large(predicted)
 
 
-def test_a_step_sends_what_the_traffic_says():
-    ledger = tensor_parallel_step(SHAPE, 2, 3, SPEEDS)
+def test_the_loss_of_logits_in_16_bits_is_computed_in_32(worlds):
+    *_, loss = passes(SHAPE, 2, 3, itemsize=2)
+    turned = ("_to_copy", 0, (2 + 4) * 36 * 24)  # logits [36, 24] of a rank
+    for forward, backward in worlds(2).run(performed, SHAPE, torch.bfloat16):
+        start = [event[0] for event in forward].index("amax")
+        for own, ops in ((forward[start:], loss.forward), (backward, loss.backward)):
+            predicted = [(op.name, op.flop, round(2 * op.bytes)) for op in ops]
+            if own is backward:
+                own = own[: [event[0] for event in own].index("mm")]
+            assert only(large(own), {event[0] for event in predicted}) == large(predicted)
+            assert turned in predicted
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_step_sends_what_the_traffic_says(itemsize):
+    ledger = tensor_parallel_step(SHAPE, 2, 3, SPEEDS, itemsize=itemsize)
     found = [(row.op, len(row.members), row.bytes) for row in ledger.where(lane="comm", rank=1)]
-    assert found == [tuple(exchange) for exchange in of_step(SHAPE, 2, 3)]
+    assert found == [tuple(exchange) for exchange in of_step(SHAPE, 2, 3, itemsize=itemsize)]
 
 
 def test_the_time_is_that_of_its_rows():
