@@ -14,7 +14,7 @@ IMAGE = "recomputation.png"
 def both() -> dict:
     """Predict a step of `LARGE` on an H100 in bfloat16 with nothing and with all computed again."""
     costs, backward = large_costs(), backward_of(LARGE, 1, speeds("H100"), itemsize=2)
-    plans = {"everything kept": none(len(costs)), "each block forgotten": every(len(costs), 1)}
+    plans = {"everything kept": none(len(costs)), "each block recomputed": every(len(costs), 1)}
     return {name: play_plan(plan, costs, backward).ledger for name, plan in plans.items()}
 
 

@@ -2,7 +2,7 @@
 
 from lib.course.recomputation import gist
 from lib.course.recomputation.lessons import LARGE, large_costs
-from lib.predict.recompute import BlockCost, binomial, every, none, square_root, use_of
+from lib.predict.recompute import BlockCost, binomial, every, none, use_of
 from lib.predict.recompute.costs import backward_of
 from lib.predict.recompute.offload import offload_use
 from lib.predict.recompute.offload_choice import better_offloaded, hidden_keep
@@ -41,9 +41,13 @@ def layer_is_better_offloaded(link: str) -> bool:
 
 
 def nested(blocks: int = 64) -> str:
-    """Write the peak of equal blocks, in inputs of a block, and the runs of forward, by slots."""
-    costs = [BlockCost(1, 0, 1.0)] * blocks
-    plans = {"√n": square_root(blocks)}
+    """Write the peak of equal blocks, in inputs of a block, and the runs of forward, by slots.
+
+    Each block keeps 15 times its input, as a transformer layer does. Then at most one block at a
+    time can hold everything, which Griewank's plan assumes.
+    """
+    costs = [BlockCost(1, 14, 1.0)] * blocks
+    plans = {"k = 2": every(blocks, 2)}
     plans |= {f"{slots} slots": binomial(blocks, slots) for slots in (8, 5, 3, 2)}
     lines = ["         inputs at the peak  runs of a block"]
     for name, plan in plans.items():

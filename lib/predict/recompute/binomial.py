@@ -19,6 +19,8 @@ from lib.predict.recompute.plan import Plan
 def binomial(blocks: int, slots: int) -> Plan:
     """Return the plan that computes least again for equal blocks, with at most `slots` inputs held.
 
+    It is the best one if only one block at a time may hold all that its backward needs. Blocks that
+    hold only their inputs can do better: a held input spares them the run before their backward.
     The block whose backward runs holds its own input besides. Blocks run more than twice where the
     slots are few.
     """
