@@ -273,7 +273,7 @@ def test_one_broadcast_needs_as_many_transfers_in_a_ring_as_in_a_tree(notebook):
 def test_how_many_different_tiles_gathering_holds(notebook):
     """Row i of x's tiles and column j of W's, on rank (i, j) of a square of 8 × 8."""
     assert len({("x", 3, k) for k in range(8)} | {("w", k, 5) for k in range(8)}) == 16
-    asked = next(cell.source for cell in notebook.cells if cell.id == "tile0002")
+    asked = next(cell.source for cell in notebook.cells if cell.id == "tile0005")
     assert "how many *different* tiles of x and W together" in asked
     assert "It is 16 tiles." in shown(notebook, "tiles.reveal")
 
