@@ -85,6 +85,15 @@ def test_fsdp_sends_half_as_many_bytes_more_than_an_all_reduce():
     assert more == pytest.approx(1.5 * mean_sent("all_reduce", 8, 1))
 
 
+def test_why_small_groups_are_fast():
+    """A rank sums its group's activations four times, and gradients once, in few of the bytes."""
+    tokens, width = 64 * 2048, 8192
+    of_all = 4 * mean_sent("all_reduce", 64, 2 * tokens * width)
+    of_four = 4 * mean_sent("all_reduce", 4, 2 * tokens // 16 * width)
+    gradients = mean_sent("all_reduce", 16, 2 * 12 * width**2 // 4)
+    assert of_four + gradients < of_all / 10
+
+
 def test_the_table_of_replicas(notebook):
     stored = shown(notebook, "winners.of_replicas")
     for link in LINKS:
