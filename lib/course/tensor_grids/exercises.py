@@ -123,14 +123,14 @@ write = _Product(
 # --- repair
 
 
-def _forward_inputs(ranks: int, size: int):
-    """Return each rank's tiles of x and of W."""
-    return _tiles(ranks, (2 * size, size), (size, 3 * size))
+def _weight_inputs(ranks: int, size: int):
+    """Return each rank's tiles of x and of dy."""
+    return _tiles(ranks, (2 * size, size), (2 * size, 3 * size))
 
 
-def _forward_reference(inputs):
-    x, w = (_joined(list(tiles)) for tiles in zip(*inputs))
-    return _cut(x @ w, len(inputs))
+def _weight_reference(inputs):
+    x, dy = (_joined(list(tiles)) for tiles in zip(*inputs))
+    return _cut(x.T @ dy, len(inputs))
 
 
 class _Repair(_Product):
@@ -142,16 +142,17 @@ class _Repair(_Product):
 
 repair = _Repair(
     name="repair",
-    task="Repair `my_summa`: return this rank's tile of the product.",
-    inputs=_forward_inputs,
-    reference=_forward_reference,
+    task="Repair `weight_gradient`: return this rank's tile of dW.",
+    inputs=_weight_inputs,
+    reference=_weight_reference,
     sizes=(1, 4),
     words="K = {} on each rank",
     hints=(
-        "Which tiles of W should rank 3 get in step 0 and in step 1, and from whom?",
-        "In step l a rank multiplies column l of x's tiles with row l of W's tiles. The tile of W "
-        "that it needs lies in its own column of ranks.",
-        "The ranks of one column differ in their row, so W's tile travels over row.group, from the "
-        "rank whose place along the axis row is `step`.",
+        "Each rank has other rows of dy than the ranks of other rows, and other columns than its "
+        "neighbours in the same row. Over which of the two is dW = xᵀ·dy a sum?",
+        "dW is a sum over the tokens M. Its tile (l, j) is Σ over i of x's tile (i, l)ᵀ · dy's "
+        "tile (i, j). Which ranks have made these parts in step l?",
+        "The parts of tile (l, j) lie on the ranks of column j, which differ in their row. They "
+        "are added over row.group, on the rank whose place along the axis row is `step`.",
     ),
 )

@@ -10,11 +10,12 @@ optimizer are left out, because every split divides them by the number of ranks.
     2D    SUMMA with overlap (summa_step.py); by default the collectives of its two axes share the
           one link of a rank, and with `own_links` each axis has a link to itself
     2.5D  SUMMA on each square with its share of the rows, then an all_reduce of dW over depth
-    3D    gathers, product, reduce_scatter, one after the other; x and W stay gathered
+    3D    gathers, product, reduce_scatter, as Linear3D does them: x and W are gathered again in
+          backward, and dW's reduce_scatter runs beside the product for dx
 
 1D needs a number of heads that the ranks divide, and a grid needs samples that its rows divide.
-Data parallelism is not among them: many replicas of a small 1D group are what most runs use, as
-long as a group's weights fit.
+These splits let all ranks share every product. `replicated_seconds` predicts what most runs do
+instead: groups of a few ranks under 1D, each with its own samples (data parallelism).
 """
 
 from math import isqrt
@@ -66,18 +67,63 @@ def layer_seconds(
     """Return the seconds of a layer's products and collectives for each split that is possible."""
     tokens, found = whole(batch, "batch") * whole(sequence, "sequence"), {}
     heads = whole(width, "width") // whole(head_size, "head_size")
-    layers = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    layers = _layers(width)
     if heads % ranks == 0:
-        found["1D"] = _in_one_dimension(ranks, tokens, layers, speeds, itemsize)
+        found["1D"] = sum(_in_one_dimension(ranks, tokens, layers, speeds, itemsize))
     for grid in grids_of(ranks):
         parts = grid.weight_ranks // grid.side
         if heads % grid.side or width % parts or batch % grid.row_ranks:
             continue
         if grid.kind == "3d":
-            times = [_on_cube(grid, tokens, i, o, speeds, itemsize) for i, o in layers]
+            times = [_on_cube(grid, tokens, *io, speeds, itemsize, own_links) for io in layers]
         else:
             times = [_on_squares(grid, tokens, *io, speeds, itemsize, own_links) for io in layers]
         found[str(grid)] = sum(times)
+    return found
+
+
+class Replicated(NamedTuple):
+    """Holds the seconds of a layer of 1D × data parallelism: forward, backward, all_reduce of dW.
+
+    `exposed` waits for the whole all_reduce after backward; `overlapped` hides as much of it under
+    backward as is possible at best.
+    """
+
+    forward: float
+    backward: float
+    sums: float
+
+    @property
+    def exposed(self) -> float:
+        """Return the seconds of a layer whose all_reduce begins when backward has ended."""
+        return self.forward + self.backward + self.sums
+
+    @property
+    def overlapped(self) -> float:
+        """Return the seconds of a layer whose all_reduce begins with backward."""
+        return self.forward + max(self.backward, self.sums)
+
+
+def replicated_seconds(
+    ranks: int, width: int, speeds, between=None, batch: int = 64, sequence: int = 2048,
+    head_size: int = HEAD, itemsize: int = 2,
+) -> dict[tuple[int, int], Replicated]:  # fmt: skip
+    """Return the times of a layer for each pair (ranks of a 1D group, groups) of so many ranks.
+
+    The samples of the batch are divided among the groups, and a rank's gradients are summed over
+    them, across the link of `between` (by default that of `speeds`). A group of one rank is data
+    parallelism alone. Memory is not considered.
+    """
+    p, heads, found = whole(ranks, "The number of ranks"), width // head_size, {}
+    for size in (n for n in range(1, p + 1) if p % n == 0 and heads % n == 0):
+        groups = p // size
+        if batch % groups:
+            continue
+        tokens, layers = batch // groups * sequence, _layers(width)
+        gradients = sum(i * o for i, o in layers) // size * itemsize
+        sums = (between or speeds).moving("all_reduce", groups, gradients)
+        passes = _in_one_dimension(size, tokens, layers, speeds, itemsize)
+        found[size, groups] = Replicated(*passes, sums)
     return found
 
 
@@ -99,19 +145,29 @@ def _products(m: int, k: int, n: int, speeds, itemsize: int) -> float:
     return 3 * speeds.compute(2 * m * k * n, numbers * itemsize)
 
 
-def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> float:
-    """Return the seconds of a layer under 1D: each pair of layers has an all_reduce either way."""
-    seconds = 0.0
+def _layers(width: int) -> list[tuple[int, int]]:
+    """Return the inputs and outputs of a layer's four products: QKV, projection, up and down."""
+    return [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+
+
+def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> tuple[float, float]:
+    """Return the seconds of forward and of backward under 1D.
+
+    Each pair of layers has an all_reduce either way; that of dx runs while dW is computed.
+    """
+    forward = backward = 0.0
     for number, (i, o) in enumerate(layers):
         splits_outputs = number % 2 == 0
         sizes = (i, o // ranks) if splits_outputs else (i // ranks, o)
-        seconds += _products(tokens, *sizes, speeds, itemsize)
+        product = _products(tokens, *sizes, speeds, itemsize) / 3
+        forward, backward = forward + product, backward + 2 * product
         whole_rows = tokens * (i if splits_outputs else o) * itemsize
         sums = speeds.moving("all_reduce", ranks, whole_rows)
-        if splits_outputs:  # dx is summed while dW is computed
-            sums = max(0.0, sums - _products(tokens, *sizes, speeds, itemsize) / 3)
-        seconds += sums
-    return seconds
+        if splits_outputs:
+            backward += max(0.0, sums - product)
+        else:
+            forward += sums
+    return forward, backward
 
 
 def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:
@@ -123,10 +179,16 @@ def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_l
     return seconds + speeds.moving("all_reduce", grid.depth, tile)
 
 
-def _on_cube(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize) -> float:
-    q = grid.side
-    moves = linear_moves(
-        grid, tokens, inputs, outputs, bias=False, itemsize=itemsize, keep_gathered=True
-    )
-    waited = sum(speeds.moving(move.op, move.ranks, move.bytes) for move in moves.all)
-    return waited + _products(tokens // q, inputs // q, outputs // q, speeds, itemsize)
+def _on_cube(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:
+    """Return the seconds of a product on a cube, whose gathers are launched together.
+
+    On one link they travel in turn, and dx's reduce_scatter after that of dW.
+    """
+    q, gathered = grid.side, max if own_links else sum
+    moves = linear_moves(grid, tokens, inputs, outputs, bias=False, itemsize=itemsize)
+    times = [speeds.moving(move.op, move.ranks, move.bytes) for move in moves.all]
+    x, w, y, dy, x_again, w_again, dw, dx = times
+    product = _products(tokens // q, inputs // q, outputs // q, speeds, itemsize) / 3
+    forward = gathered([x, w]) + product + y
+    sums = max(product + dx, dw) if own_links else max(product, dw) + dx
+    return forward + gathered([dy, x_again, w_again]) + product + sums

@@ -141,8 +141,28 @@ def test_where_each_wins():
     assert few["1D"] < few["2D, 4×4"] and many["1D"] > many["2D, 4×4"]  # 1D sends no weights
 
 
-def test_links_of_their_own_are_faster_for_squares_alone():
+def test_links_of_their_own_are_faster_for_grids_alone():
     device = speeds("H100", "InfiniBand NDR")
     shared, apart = (layer_seconds(64, 8192, device, own_links=own) for own in (False, True))
-    assert {name for name in shared if apart[name] < shared[name]} == {"2D, 8×8", "2.5D, 4×4×4"}
-    assert {name for name in shared if apart[name] == shared[name]} == {"1D", "3D, 4×4×4"}
+    faster = {name for name in shared if apart[name] < shared[name]}
+    assert faster == {"2D, 8×8", "2.5D, 4×4×4", "3D, 4×4×4"} and shared["1D"] == apart["1D"]
+
+
+def test_the_cube_of_the_prediction_is_the_one_that_the_library_builds():
+    """It gathers x and W again in backward, and hides dW's reduce_scatter under dx's product."""
+    device, grid, tokens, width = speeds("H100", "InfiniBand NDR"), RankGrid("3d", 4), 2**17, 8192
+    again = kept = 0.0
+    for i, o in ((1, 3), (1, 1), (1, 4), (4, 1)):
+        sizes = tokens, width * i, width * o
+        product = device.compute(2 * tokens * width**2 * i * o / 64, 0)
+        for keep in (False, True):
+            moves = linear_moves(grid, *sizes, bias=False, itemsize=2, keep_gathered=keep).all
+            waited = sum(device.moving(move.op, move.ranks, move.bytes) for move in moves)
+            hidden = min(device.moving(moves[-2].op, 4, moves[-2].bytes), product)
+            assert (moves[-2].axis, moves[-2].op) == ("x", "reduce_scatter")
+            if keep:
+                kept += waited - hidden + 3 * product
+            else:
+                again += waited - hidden + 3 * product
+    found = layer_seconds(64, width, device)["3D, 4×4×4"]
+    assert found == pytest.approx(again) and found > 1.1 * kept
