@@ -1,5 +1,8 @@
 """Ring attention in slow motion: four small ranks stand for four H100s with a long sequence."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -10,42 +13,64 @@ from lib.predict.larger import Larger
 from lib.predict.roofline import speeds
 from lib.predict.sequence.ring_step import Attention, ring_step
 from lib.predict.shape import GPTShape
-from lib.ranks import World
+from lib.ranks import span
 from lib.ranks.slow_motion import SlowMotion
 
 RANKS, LINK = 4, "InfiniBand NDR"
 OWN = 32  # tokens of a rank in the small run
-# What runs is small: each of its sizes stands for one of Llama 3 8B's.
+# What runs is small: each size of its attention stands for one of Llama 3 8B's.
 SMALL = GPTShape(5, OWN, 252, 21, 1, kv_heads=7, hidden=9)
-LARGE = GPTShape(11, 2**17, 4096, 32, 1, kv_heads=8, hidden=14_336)
-WALL = 1.5  # seconds that a recording is stretched to, about
+LARGE = replace(SMALL, sequence=2**17, width=4096, heads=32, kv_heads=8)
+WALL = 1.5  # seconds to which a recording is stretched, about
 
 
-def step() -> None:
+def step(span) -> None:
     """Run forward and backward of this rank's attention, once to warm up, then after a barrier."""
-    draw = torch.Generator().manual_seed(dist.get_rank())
-    sizes = [(1, heads, OWN, SMALL.head_size) for heads in (21, 7, 7, 21)]
-    q, k, v, gradient = (torch.randn(size, generator=draw).bfloat16() for size in sizes)
-    for _ in range(2):
-        dist.barrier()
+    draw = torch.Generator("cpu").manual_seed(dist.get_rank())
+    heads = SMALL.heads, SMALL.kv_heads, SMALL.kv_heads, SMALL.heads
+    sizes = [(1, h, OWN, SMALL.head_size) for h in heads]
+    q, k, v, gradient = (torch.randn(s, generator=draw, device="cpu").bfloat16() for s in sizes)
+    for counted in (False, True):
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        ring_attention(*leaves).backward(gradient)
-
-
-def attention(tokens: int) -> Attention:
-    """Describe LARGE's attention over `tokens` on each rank, in 2 bytes a number."""
-    return Attention(1, LARGE.heads, LARGE.kv_heads, tokens * RANKS, LARGE.head_size, 2)
+        dist.barrier()
+        with span("forward") if counted else nullcontext():
+            out = ring_attention(*leaves)
+        with span("backward") if counted else nullcontext():
+            out.backward(gradient)
 
 
 def predicted(tokens: int) -> Ledger:
-    """Predict the same step with `tokens` on each rank, with masked blocks counted whole."""
-    return ring_step(attention(tokens), RANKS, speeds("H100", LINK))
+    """Predict the step of LARGE's attention, with `tokens` on each rank in 2 bytes a number."""
+    it = Attention(1, LARGE.heads, LARGE.kv_heads, tokens * RANKS, LARGE.head_size, 2)
+    return ring_step(it, RANKS, speeds("H100", LINK))
 
 
-def recorded(tokens: int) -> Ledger:
-    """Record a step whose ranks stand for H100s with `tokens` each; return rank 0's rows."""
+def recorded(world, tokens: int) -> Ledger:
+    """Record the step on four CPU ranks that stand for H100s, and return it after its barrier."""
     factor = 2 * round(WALL / predicted(tokens).makespan / 2)
-    stands = Larger(SMALL, LARGE, (1, 1), (OWN, tokens), shared_by=(2,), sizes={2: 2})
-    speeds = SlowMotion("H100", link=LINK, factor=factor, stands_for=stands)
-    with World(RANKS, device="cpu", slow_motion=speeds) as world:
-        return after_barrier(world.record(step)).where(rank=0)
+    stands = Larger(SMALL, LARGE, (1, 1), (OWN, tokens), shared_by=(2,), sizes={2: 2},
+                    name="attention")  # fmt: skip
+    before = world.slow_motion
+    world.slow_motion = SlowMotion("H100", link=LINK, factor=factor, stands_for=stands)
+    try:
+        return after_barrier(world.record(step, span))
+    finally:
+        world.slow_motion = before
+
+
+def sends(world, tokens: int) -> Ledger:
+    """Record the step; return what rank 0 computes and sends, and print what was predicted of it.
+
+    What arrives is left out: each rank receives while it sends.
+    """
+    run, expected = recorded(world, tokens).where(rank=0), predicted(tokens).where(rank=0)
+    messages = [[row.bytes for row in one.where(op="send", lane="comm")] for one in (run, expected)]
+    print(f"{tokens:,} tokens a rank: {exposed(expected):.0%} exposed (predicted)")
+    print(f"  {len(messages[0])} sends, same bytes as predicted:", messages[0] == messages[1])
+    rows = [row for row in run if row.op != "recv"]
+    return Ledger(rows, source=run.source, results=run.results, meta=run.meta)
+
+
+def exposed(ledger: Ledger) -> float:
+    """Return the share of one rank's predicted time in which it waits for a message."""
+    return sum(row.seconds for row in ledger.where(lane="wait")) / ledger.makespan

@@ -132,7 +132,7 @@ def _kept(it: _Case, recompute: bool) -> int:
 
 
 def _activations(it: _Case, shape: GPTShape) -> int:
-    """Return the bytes that autograd keeps on a rank of a GPT with one matrix to its hidden layer."""
+    """Return what autograd keeps on a rank of a GPT that has one matrix to its hidden layer."""
     if it.method == "megatron":
         return megatron.activations(shape, it.ranks, 1, it.length, it.itemsize)
     method = "ring" if it.method == "both" else it.method

@@ -13,6 +13,7 @@ from lib.course.sequence_parallel import lessons
 from lib.predict import hardware
 from lib.predict.sequence.hiding import tokens_to_hide
 from lib.predict.sequence.traffic import of_layer
+from lib.ranks import collectives
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 
 
@@ -48,24 +49,66 @@ def unbegun(out_a, log_sum_a, out_b, log_sum_b): ...
 
 def merged(out_a, log_sum_a, out_b, log_sum_b):
     share = torch.sigmoid(log_sum_b - log_sum_a).unsqueeze(-1)
-    return out_a + share * (out_b - out_a)
+    return out_a + share * (out_b - out_a), torch.logaddexp(log_sum_a, log_sum_b)
+
+
+def weighted(out_a, log_sum_a, out_b, log_sum_b):
+    """Right too: exp of differences from the new log_sum."""
+    whole = torch.maximum(log_sum_a, log_sum_b)
+    whole = whole + ((log_sum_a - whole).exp() + (log_sum_b - whole).exp()).log()
+    a, b = ((part - whole).exp().unsqueeze(-1) for part in (log_sum_a, log_sum_b))
+    return a * out_a + b * out_b, whole
 
 
 def overflowing(out_a, log_sum_a, out_b, log_sum_b):
     a, b = log_sum_a.exp().unsqueeze(-1), log_sum_b.exp().unsqueeze(-1)
-    return (a * out_a + b * out_b) / (a + b)
+    return (a * out_a + b * out_b) / (a + b), (log_sum_a.exp() + log_sum_b.exp()).log()
 
 
 def halved(out_a, log_sum_a, out_b, log_sum_b):
-    return (out_a + out_b) / 2
+    return (out_a + out_b) / 2, torch.logaddexp(log_sum_a, log_sum_b)
 
 
-def test_the_merge(world):
+def larger(out_a, log_sum_a, out_b, log_sum_b):
+    b = log_sum_b > log_sum_a
+    return torch.where(b.unsqueeze(-1), out_b, out_a), torch.where(b, log_sum_b, log_sum_a)
+
+
+def swapped(out_a, log_sum_a, out_b, log_sum_b):
+    share = torch.sigmoid(log_sum_a - log_sum_b).unsqueeze(-1)
+    return out_a + share * (out_b - out_a), torch.logaddexp(log_sum_a, log_sum_b)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_merge(worlds, ranks):
+    world = worlds(ranks)
     assert chapter.write.check(unbegun, world).text.startswith("Not solved yet")
-    assert chapter.write.check(merged, world).solved
-    for wrong in (overflowing, halved):
+    for right in (merged, weighted):
+        assert chapter.write.check(right, world).solved
+    for wrong in (overflowing, halved, larger, swapped):
         verdict = chapter.write.check(wrong, world)
-        assert not verdict.solved and "differs first" in verdict.text
+        assert not verdict.solved and "With 2 blocks, rank 0 differs first" in verdict.text
+        others = "Rank 1 differs too." if ranks == 2 else "Ranks 1, 2 and 3 differ too."
+        assert others in verdict.text, "no rank may be right by chance"
+
+
+def test_what_a_merge_leaves_out_is_named(world):
+    verdicts = {
+        "out": chapter.write.check(lambda *all_of: merged(*all_of)[0], world).text,
+        "stale": chapter.write.check(lambda *all_of: (merged(*all_of)[0], all_of[1]), world).text,
+    }
+    assert "it returned is a tensor of shape [2, 4, 8], not a tuple of 2" in verdicts["out"]
+    assert "log_sum is 80" in verdicts["stale"] and "With 2 blocks" in verdicts["stale"]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_no_block_has_almost_all_or_almost_none_of_a_denominator(number):
+    """Else the larger of two results would pass for their mean."""
+    for q, keys, values in chapter.write.inputs(8, number):
+        blocks = chapter.blocks_of(q, keys, values)
+        shares = torch.stack([log_sum for _, log_sum in blocks]).softmax(0)
+        assert shares.min() > 0.1 and shares.max() < 0.9
+        assert all(log_sum.exp().isinf().all() for _, log_sum in blocks)
 
 
 # --- repair
@@ -80,6 +123,15 @@ def mean_of_means(logits, labels):
 def mean_of_all(logits, labels):
     total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     number = (labels != -100).sum()
+    total = collectives.all_reduce(total)
+    dist.all_reduce(number)
+    return total / number
+
+
+def weighted_means(logits, labels):
+    """Right unless a rank has no label: the mean of nothing is nan."""
+    number = (labels != -100).sum()
+    total = cross_entropy(logits.flatten(0, 1), labels.flatten()) * number
     dist.all_reduce(total)
     dist.all_reduce(number)
     return total / number
@@ -90,6 +142,8 @@ def test_a_loss_that_is_averaged_by_rank(world):
     assert not start.solved and "With 10 tokens on each rank, rank 0 differs first" in start.text
     solved = "for 10 tokens on each rank and 25 tokens on each rank."
     assert chapter.repair.check(mean_of_all, world).text.endswith(solved)
+    empty = chapter.repair.check(weighted_means, world)
+    assert not empty.solved and "With 25 tokens on each rank" in empty.text and "nan" in empty.text
 
 
 # --- a layout for packed documents
@@ -133,7 +187,8 @@ def test_the_solutions_of_the_text_are_those_that_solve(notebook, world):
             for block in re.findall(r"```python\n(.*?)```", prose(notebook), re.S)
             if f"def {name}" in block
         )
-        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy}
+        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy,
+                 "collectives": collectives}  # fmt: skip
         exec(code, names)
         assert checker.check(names[name], world).solved
 
