@@ -111,6 +111,7 @@ write = Merge(
 
 EMPTY = 25  # tokens of a rank, in the case in which the last rank has no label that counts
 
+
 def _loss_inputs(ranks: int, size: int) -> list[tuple]:
     """Return each rank's logits and labels; ranks have different numbers of labels that count.
 
@@ -186,13 +187,13 @@ class Layout(Hints):
     task: str = "Give the rank of each of the 8 chunks, two chunks to a rank."
 
     def check(self, ranks_of_chunks=None) -> Verdict:
-        """Say how many scores the slowest rank has, and how many it has at par."""
+        """Say how many scores the slowest rank has, and how many it has in the best layout."""
         if not ranks_of_chunks:
             return self._open("no rank is there", self.task)
         if sorted(ranks_of_chunks) != sorted([0, 1, 2, 3] * 2):
             return self._not_yet("Each of the ranks 0 to 3 has two of the eight chunks.")
         own, par = _slowest(ranks_of_chunks), _slowest(best_layout())
-        words = f"The slowest rank has {own:,} scores; at par it has {par:,}."
+        words = f"The slowest rank has {own:,} scores; in the best layout it has {par:,}."
         return Verdict(True, f"Solved. {words}") if own <= par else self._not_yet(words)
 
 
