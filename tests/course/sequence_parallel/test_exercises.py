@@ -218,6 +218,20 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert 0 < abs(right - other) < 0.02
 
 
+def test_pytorch_gathers_and_ours_sends_what_the_chapter_shows(notebook, worlds):
+    run = worlds(4, device="cpu").record(lessons.ours_and_theirs)
+    assert run.results == [True] * 4
+    rows = lessons.side_by_side(run).splitlines()[1:]
+    own = 2 * 4 * 8 * 8  # numbers of K and V of a rank
+    expected = [("ours", 9, "send", 8 * own), ("PyTorch", 2, "all_gather", 4 * 8 * own),
+                ("PyTorch", 4, "all_to_all", 4 * own)]  # fmt: skip
+    words = [
+        (name, int(n), op, int(b.replace(",", ""))) for name, n, _, op, b in map(str.split, rows)
+    ]
+    assert words == expected
+    assert "\n".join(rows) in shown(notebook, "ours_and_theirs")
+
+
 def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
     text, layer = prose(notebook), lessons.kept_by_a_layer()
     inputs = 4096 * 2 * 2**20
