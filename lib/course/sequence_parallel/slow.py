@@ -22,6 +22,7 @@ OWN = 32  # tokens of a rank in the small run
 SMALL = GPTShape(5, OWN, 252, 21, 1, kv_heads=7, hidden=9)
 LARGE = replace(SMALL, sequence=2**17, width=4096, heads=32, kv_heads=8)
 WALL = 1.5  # seconds to which a recording is stretched, about
+ATTEMPTS = 3
 
 
 def step(span) -> None:
@@ -46,16 +47,26 @@ def predicted(tokens: int) -> Ledger:
 
 
 def recorded(world, tokens: int) -> Ledger:
-    """Record the step on four CPU ranks that stand for H100s, and return it after its barrier."""
+    """Record the step on four CPU ranks that stand for H100s, and return it after its barrier.
+
+    Of up to ATTEMPTS recordings it is the one in which ranks were least late.
+    """
     factor = 2 * round(WALL / predicted(tokens).makespan / 2)
     stands = Larger(SMALL, LARGE, (1, 1), (OWN, tokens), shared_by=(2,), sizes={2: 2},
                     name="attention")  # fmt: skip
-    before = world.slow_motion
+    before, runs = world.slow_motion, []
     world.slow_motion = SlowMotion("H100", link=LINK, factor=factor, stands_for=stands)
     try:
-        return after_barrier(world.record(step, span))
+        while len(runs) < ATTEMPTS and (not runs or _late(runs[-1]) > 0.01):
+            runs.append(world.record(step, span))
     finally:
         world.slow_motion = before
+    return after_barrier(min(runs, key=_late))
+
+
+def _late(run: Ledger) -> float:
+    """Return the share of a recording by which a rank was late, because the machine was busy."""
+    return max(run.meta["slipped"]) / run.makespan
 
 
 def sends(world, tokens: int) -> Ledger:

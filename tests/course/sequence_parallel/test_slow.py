@@ -12,10 +12,8 @@ LENGTHS = 1024, 16_384
 @pytest.mark.quiet
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_the_ring_takes_the_predicted_time_and_sends_the_predicted_bytes(worlds, tokens):
-    world, runs = worlds(slow.RANKS, device="cpu"), []
-    while len(runs) < 5 and (not runs or late(runs[-1]) > 0.01):
-        runs.append(slow.recorded(world, tokens))
-    run, expected = min(runs, key=late), slow.predicted(tokens)
+    world = worlds(slow.RANKS, device="cpu")
+    run, expected = slow.recorded(world, tokens), slow.predicted(tokens)
     assert world.slow_motion is None
     # Casts to 4 bytes, which a merge of results in 2 bytes needs, are not predicted.
     assert abs(run.makespan / expected.makespan - 1) <= 0.05 + late(run)
