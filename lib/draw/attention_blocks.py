@@ -44,8 +44,9 @@ def attention_blocks(
         "packings": [["one", "one document"], ["packed", f"{_count(documents)} documents"]]
         if documents is not None else [],
         "caption": captions.joined(
-            f"Predicted: scores counted for one head on average, of {length:,} tokens under a "
-            "causal mask; each takes the same time and messages take none. Nothing was run.",
+            f"Predicted: scores of one head, of {length:,} tokens under a causal mask (split by "
+            "heads: a rank's share of them); each takes the same time and messages take none. "
+            "Nothing was run.",
             caption,
         ),
     }  # fmt: skip

@@ -90,7 +90,7 @@ def test_split_by_heads_each_rank_has_all_tokens():
 
 def test_the_words_say_what_the_numbers_are():
     picture = attention_blocks("contiguous")
-    assert picture.caption.startswith("Predicted: scores counted for one head on average, of 4,096")
+    assert picture.caption.startswith("Predicted: scores of one head, of 4,096")
     assert picture.caption.endswith("Nothing was run.")
     assert "Ranks compute 57 % of the time until the last one ends." in str(picture)
     assert re.search(r"rank 0: 524,800, 0, 0, 0 scores", str(picture))

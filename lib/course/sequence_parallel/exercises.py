@@ -1,6 +1,7 @@
 """The exercises of chapter 12: predict, write, repair, and a layout for packed documents."""
 
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -38,40 +39,69 @@ predict = Numbers(
 # --- write
 
 
-def _merge_inputs(ranks: int, size: int) -> list[tuple]:
-    """Return for each rank the results of the same queries over two blocks of keys."""
+KEYS = (4, 9, 6)  # of the blocks: so no block has almost all or almost none of a denominator
+OFFSET = 800.0  # of all scores: exp of it is too large for a number, and it changes no share
+
+
+def _merge_inputs(ranks: int, number: int) -> list[tuple]:
+    """Return for each rank q, and the keys and values of so many blocks."""
     inputs = []
     for rank in range(ranks):
         draw = torch.Generator("cpu").manual_seed(rank)
+        sizes = KEYS[:number]
         q, k, v = (torch.randn(2, rows, 8, generator=draw, dtype=torch.float64, device="cpu")
-                   for rows in (4, 2 * size, 2 * size))  # fmt: skip
-        k = 400 * k  # exp of such scores is too large for a number
-        parts = slice(size), slice(size, None)
-        inputs.append(tuple(one for part in parts for one in block(q, k[:, part], v[:, part])))
+                   for rows in (4, sum(sizes), sum(sizes)))  # fmt: skip
+        inputs.append((q, (k / 2).split(sizes, 1), v.split(sizes, 1)))
     return inputs
 
 
+def blocks_of(q, keys, values) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the result and log_sum of each block, with OFFSET added to every score."""
+    pairs = (block(q, k, v) for k, v in zip(keys, values))
+    return [(out, log_sum + OFFSET) for out, log_sum in pairs]
+
+
 def _merge_reference(inputs) -> list:
-    results = []
-    for out_a, log_sum_a, out_b, log_sum_b in inputs:
-        whole = torch.logaddexp(log_sum_a, log_sum_b)
-        shares = (log_sum_a - whole).exp(), (log_sum_b - whole).exp()
-        results.append(out_a * shares[0].unsqueeze(-1) + out_b * shares[1].unsqueeze(-1))
-    return results
+    """Return attention over all keys at once, and its log_sum."""
+    whole = ((q, torch.cat(keys, 1), torch.cat(values, 1)) for q, keys, values in inputs)
+    return [(out, log_sum + OFFSET) for out, log_sum in (block(*each) for each in whole)]
 
 
-write = Exercise(
+@dataclass
+class Merge(Exercise):
+    """Lets an attempt merge several blocks, one after the other, and judges what comes out."""
+
+    def check(self, attempt, world) -> Verdict:
+        """Run the attempt on every rank of `world`, with two blocks and with three."""
+
+        @wraps(attempt)
+        def merged(q, keys, values):
+            first, *others = blocks_of(q, keys, values)
+            state = first
+            for other in others:
+                state = attempt(*state, *other)
+                if not isinstance(state, tuple | list) or len(state) != 2:
+                    return state  # the check says what is wrong with it
+            return state
+
+        return super().check(merged, world)
+
+
+write = Merge(
     name="write",
-    task="Fill in the body of `my_merge`: return the result over the keys of both blocks.",
+    task="Fill in the body of `my_merge`: return `out` and `log_sum` over the keys of both blocks.",
     inputs=_merge_inputs,
     reference=_merge_reference,
-    sizes=(1, 6),
-    words="{} keys in each block",
+    sizes=(2, 3),
+    words="{} blocks",
+    names=("out", "log_sum"),
     hints=(
         "Σ exp of all scores is exp(log_sum_a) + exp(log_sum_b). Which share of it is block b's?",
-        "The result over all keys is the mean of out_a and out_b, weighted by these shares.",
+        "The result over all keys is the mean of out_a and out_b, weighted by these shares. The "
+        "new log_sum is the logarithm of that sum.",
         "exp(log_sum) overflows here. b's share is 1/(1 + exp(log_sum_a - log_sum_b)), which is "
-        "torch.sigmoid of a difference. It is one number a query: unsqueeze(-1) for out.",
+        "torch.sigmoid of a difference. It is one number a query: unsqueeze(-1) for out. And "
+        "torch.logaddexp computes the new log_sum without an overflow.",
     ),
 )
 
@@ -79,13 +109,21 @@ write = Exercise(
 # --- repair
 
 
+EMPTY = 25  # tokens of a rank, in the case in which the last rank has no label that counts
+
+
 def _loss_inputs(ranks: int, size: int) -> list[tuple]:
-    """Return each rank's logits and labels; ranks have different numbers of labels that count."""
+    """Return each rank's logits and labels; ranks have different numbers of labels that count.
+
+    The last one has no label that counts where `size` is EMPTY.
+    """
     draw, inputs = torch.Generator("cpu").manual_seed(size), []
     for rank in range(ranks):
         logits = torch.randn(1, size, 10, generator=draw, dtype=torch.float64)
         labels = torch.randint(10, (1, size), generator=draw)
         labels[:, size - rank * size // (ranks + 1) :] = -100
+        if size == EMPTY and rank == ranks - 1:
+            labels[:] = -100
         inputs.append((logits, labels))
     return inputs
 
@@ -100,14 +138,15 @@ repair = Exercise(
     task="Repair `my_loss`: return the mean over all labels that count, on every rank.",
     inputs=_loss_inputs,
     reference=_loss_reference,
-    sizes=(10, 25),
+    sizes=(10, EMPTY),
     words="{} tokens on each rank",
     hints=(
         "The last ranks have fewer labels that count. How much does one of theirs weigh in a mean "
         "of the ranks' means?",
         "Sum the losses of all labels of all ranks, and divide by the number of all labels.",
         'cross_entropy(..., reduction="sum") leaves out labels of -100. Count the others with '
-        "(labels != -100).sum(), and all_reduce both numbers.",
+        "(labels != -100).sum(), and all_reduce both numbers. A rank may have no label at all: "
+        "the mean of nothing is nan, but its sum is 0.",
     ),
 )
 
@@ -148,13 +187,13 @@ class Layout(Hints):
     task: str = "Give the rank of each of the 8 chunks, two chunks to a rank."
 
     def check(self, ranks_of_chunks=None) -> Verdict:
-        """Say how many scores the slowest rank has, and how many it has at par."""
+        """Say how many scores the slowest rank has, and how many it has in the best layout."""
         if not ranks_of_chunks:
             return self._open("no rank is there", self.task)
         if sorted(ranks_of_chunks) != sorted([0, 1, 2, 3] * 2):
             return self._not_yet("Each of the ranks 0 to 3 has two of the eight chunks.")
         own, par = _slowest(ranks_of_chunks), _slowest(best_layout())
-        words = f"The slowest rank has {own:,} scores; at par it has {par:,}."
+        words = f"The slowest rank has {own:,} scores; in the best layout it has {par:,}."
         return Verdict(True, f"Solved. {words}") if own <= par else self._not_yet(words)
 
 

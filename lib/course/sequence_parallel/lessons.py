@@ -1,8 +1,10 @@
 """What the cells of chapter 12 call: one attention on one device and on ranks, a GPT, tables."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -47,7 +49,7 @@ def block(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def in_layout(layout: str) -> bool:
-    """Run the library's ring on every rank; return whether this rank's result and dQ are right."""
+    """Run the library's ring on every rank; return whether its result, dQ, dK and dV are right."""
     here = torch.empty(0).device
     q, k, v = (t.to(here).requires_grad_() for t in attention_inputs())
     shards = [shard_sequence(t, None, layout, 2) for t in (q, k, v)]
@@ -55,26 +57,49 @@ def in_layout(layout: str) -> bool:
     out = ring_attention(*shards, layout=layout)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     own = shard_sequence(expected, None, layout, 2)
-    (of_q,) = torch.autograd.grad(out.sum(), shards[0])
-    (whole,) = torch.autograd.grad(expected.sum(), q)
-    right = torch.allclose(of_q, shard_sequence(whole, None, layout, 2))
-    return torch.allclose(out, own) and right
+    weights = torch.linspace(0, 1, out.shape[-1], device=here, dtype=out.dtype)
+    gradients = torch.autograd.grad((out * weights).sum(), shards)
+    whole = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    right = [torch.allclose(part, shard_sequence(of_all, None, layout, 2))
+             for part, of_all in zip(gradients, whole, strict=True)]  # fmt: skip
+    return torch.allclose(out, own) and right == [True] * 3
 
 
-def theirs() -> bool:
-    """Run PyTorch's context_parallel on every rank; return whether our ring gives the same."""
+def ours_and_theirs() -> bool:
+    """Run our ring and PyTorch's context_parallel, each after a barrier, forward and backward.
+
+    Returns whether this rank's result and its gradients of q, k and v are the same.
+    """
     from torch.distributed.tensor.experimental import context_parallel as pytorchs
 
     use_torch_context_parallel_on_cpu()
-    q, k, v = attention_inputs()
-    shards = [shard_sequence(t, None, "zigzag", 2) for t in (q, k, v)]
-    ours = ring_attention(*shards)
+    whole = attention_inputs()
+    shards = [shard_sequence(t, None, "zigzag", 2).requires_grad_() for t in whole]
     here = mesh(cp=dist.get_world_size()).torch()
+    weights = torch.linspace(0, 1, shards[0].shape[-1], dtype=shards[0].dtype)
     dist.barrier()
-    with pytorchs(here, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out = out.clone()
-    return torch.allclose(out, ours, rtol=1e-5, atol=1e-6)
+    ours = ring_attention(*shards)
+    gradients = torch.autograd.grad((ours * weights).sum(), shards)
+    dist.barrier()
+    with pytorchs(here, buffers=whole, buffer_seq_dims=[2, 2, 2]):
+        leaves = [t.clone().requires_grad_() for t in whole]
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+        same = [out, *torch.autograd.grad((out * weights).sum(), leaves)]
+    pairs = zip((ours, *gradients), same, strict=True)
+    near = [torch.allclose(one, other, rtol=1e-5, atol=1e-5) for one, other in pairs]
+    return near == [True] * 4
+
+
+def side_by_side(run: Ledger) -> str:
+    """Write what rank 0 launched after each of the run's two barriers; a receive is left out."""
+    rows = run.where(rank=0, lane="comm")
+    begins = [*sorted(rows.where(op="barrier").column("end")), math.inf]
+    lines = [f"{'rank 0 launched':<24}buffer bytes"]
+    for name, (begin, end) in zip(("ours", "PyTorch"), pairwise(begins), strict=True):
+        ops = Counter((row.op, row.bytes) for row in rows if begin <= row.start < end and row.bytes)
+        ops = {what: count for what, count in ops.items() if what[0] != "recv"}
+        lines += [f"{name:<9}{n} × {op:<11}{nbytes:>12,}" for (op, nbytes), n in ops.items()]
+    return "\n".join(lines)
 
 
 # --- a GPT, four ways
@@ -165,7 +190,8 @@ def to_hide() -> str:
     """Write from how many tokens a rank a ring hides its messages: published, and computed."""
     published = {("A100", "NVLink3"): "1.0", ("A100", "InfiniBand EDR"): "24.5",
                  ("H100", "NVLink4"): "", ("H100", "InfiniBand NDR"): ""}  # fmt: skip
-    lines = ["1,000 tokens a rank   published formula causal"]
+    lines = ["tokens a rank, in thousands"]
+    lines.append(f"{'':<22}published formula causal")
     for (gpu, link), theirs_ in published.items():
         peak = float(hardware.gpu(gpu).peak["bf16"].value)
         bandwidth = float(hardware.link(link).bandwidth)

@@ -35,8 +35,8 @@ _aten = torch.ops.aten
 def merge(out: Tensor, log_sum: Tensor, block_out: Tensor, block_log_sum: Tensor) -> None:
     """Join a block's result to that over earlier keys, in place: [.., Q, K] and [.., Q].
 
-    A query that no key of a block may be seen by has log_sum -inf there, and the block changes
-    nothing for it.
+    If the mask hides all keys of a block from a query, the block's log_sum is -inf for it and the
+    query's result does not change.
     """
     difference = block_log_sum - log_sum
     # Where both are -inf, their difference is not a number; such a block has no weight.

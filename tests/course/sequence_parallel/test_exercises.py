@@ -13,7 +13,9 @@ from lib.course.sequence_parallel import lessons
 from lib.predict import hardware
 from lib.predict.sequence.hiding import tokens_to_hide
 from lib.predict.sequence.traffic import of_layer
+from lib.ranks import collectives
 from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.every import every
 
 
 @pytest.fixture
@@ -48,24 +50,66 @@ def unbegun(out_a, log_sum_a, out_b, log_sum_b): ...
 
 def merged(out_a, log_sum_a, out_b, log_sum_b):
     share = torch.sigmoid(log_sum_b - log_sum_a).unsqueeze(-1)
-    return out_a + share * (out_b - out_a)
+    return out_a + share * (out_b - out_a), torch.logaddexp(log_sum_a, log_sum_b)
+
+
+def weighted(out_a, log_sum_a, out_b, log_sum_b):
+    """Right too: exp of differences from the new log_sum."""
+    whole = torch.maximum(log_sum_a, log_sum_b)
+    whole = whole + ((log_sum_a - whole).exp() + (log_sum_b - whole).exp()).log()
+    a, b = ((part - whole).exp().unsqueeze(-1) for part in (log_sum_a, log_sum_b))
+    return a * out_a + b * out_b, whole
 
 
 def overflowing(out_a, log_sum_a, out_b, log_sum_b):
     a, b = log_sum_a.exp().unsqueeze(-1), log_sum_b.exp().unsqueeze(-1)
-    return (a * out_a + b * out_b) / (a + b)
+    return (a * out_a + b * out_b) / (a + b), (log_sum_a.exp() + log_sum_b.exp()).log()
 
 
 def halved(out_a, log_sum_a, out_b, log_sum_b):
-    return (out_a + out_b) / 2
+    return (out_a + out_b) / 2, torch.logaddexp(log_sum_a, log_sum_b)
 
 
-def test_the_merge(world):
+def larger(out_a, log_sum_a, out_b, log_sum_b):
+    b = log_sum_b > log_sum_a
+    return torch.where(b.unsqueeze(-1), out_b, out_a), torch.where(b, log_sum_b, log_sum_a)
+
+
+def swapped(out_a, log_sum_a, out_b, log_sum_b):
+    share = torch.sigmoid(log_sum_a - log_sum_b).unsqueeze(-1)
+    return out_a + share * (out_b - out_a), torch.logaddexp(log_sum_a, log_sum_b)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_merge(worlds, ranks):
+    world = worlds(ranks)
     assert chapter.write.check(unbegun, world).text.startswith("Not solved yet")
-    assert chapter.write.check(merged, world).solved
-    for wrong in (overflowing, halved):
+    for right in (merged, weighted):
+        assert chapter.write.check(right, world).solved
+    for wrong in (overflowing, halved, larger, swapped):
         verdict = chapter.write.check(wrong, world)
-        assert not verdict.solved and "differs first" in verdict.text
+        assert not verdict.solved and "With 2 blocks, rank 0 differs first" in verdict.text
+        others = "Rank 1 differs too." if ranks == 2 else "Ranks 1, 2 and 3 differ too."
+        assert others in verdict.text, "no rank may be right by chance"
+
+
+def test_what_a_merge_leaves_out_is_named(world):
+    verdicts = {
+        "out": chapter.write.check(lambda *all_of: merged(*all_of)[0], world).text,
+        "stale": chapter.write.check(lambda *all_of: (merged(*all_of)[0], all_of[1]), world).text,
+    }
+    assert "it returned is a tensor of shape [2, 4, 8], not a tuple of 2" in verdicts["out"]
+    assert "log_sum is 80" in verdicts["stale"] and "With 2 blocks" in verdicts["stale"]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_no_block_has_almost_all_or_almost_none_of_a_denominator(number):
+    """Else the larger of two results would pass for their mean."""
+    for q, keys, values in chapter.write.inputs(8, number):
+        blocks = chapter.blocks_of(q, keys, values)
+        shares = torch.stack([log_sum for _, log_sum in blocks]).softmax(0)
+        assert shares.min() > 0.1 and shares.max() < 0.9
+        assert every(log_sum.exp().isinf().all() for _, log_sum in blocks)
 
 
 # --- repair
@@ -80,6 +124,15 @@ def mean_of_means(logits, labels):
 def mean_of_all(logits, labels):
     total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     number = (labels != -100).sum()
+    total = collectives.all_reduce(total)
+    dist.all_reduce(number)
+    return total / number
+
+
+def weighted_means(logits, labels):
+    """Right unless a rank has no label: the mean of nothing is nan."""
+    number = (labels != -100).sum()
+    total = cross_entropy(logits.flatten(0, 1), labels.flatten()) * number
     dist.all_reduce(total)
     dist.all_reduce(number)
     return total / number
@@ -90,6 +143,8 @@ def test_a_loss_that_is_averaged_by_rank(world):
     assert not start.solved and "With 10 tokens on each rank, rank 0 differs first" in start.text
     solved = "for 10 tokens on each rank and 25 tokens on each rank."
     assert chapter.repair.check(mean_of_all, world).text.endswith(solved)
+    empty = chapter.repair.check(weighted_means, world)
+    assert not empty.solved and "With 25 tokens on each rank" in empty.text and "nan" in empty.text
 
 
 # --- a layout for packed documents
@@ -98,7 +153,9 @@ def test_a_loss_that_is_averaged_by_rank(world):
 def test_the_layout_is_judged_against_par():
     assert chapter.pack.check().text.startswith("Not solved yet")
     zigzag = chapter.pack.check([0, 1, 2, 3, 3, 2, 1, 0])
-    assert not zigzag.solved and "1,278,464 scores; at par it has 1,252,096" in zigzag.text
+    assert (
+        not zigzag.solved and "1,278,464 scores; in the best layout it has 1,252,096" in zigzag.text
+    )
     assert chapter.pack.check([0, 0, 1, 2, 3, 1, 3, 2]).solved
     assert not chapter.pack.check([0] * 8).solved
     assert sum(lessons.chunk_scores()) == sum(n * (n + 1) // 2 for n in (700, 800, 100, 2496))
@@ -133,7 +190,8 @@ def test_the_solutions_of_the_text_are_those_that_solve(notebook, world):
             for block in re.findall(r"```python\n(.*?)```", prose(notebook), re.S)
             if f"def {name}" in block
         )
-        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy}
+        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy,
+                 "collectives": collectives}  # fmt: skip
         exec(code, names)
         assert checker.check(names[name], world).solved
 
@@ -155,9 +213,53 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert round(megatron / ring, 1) == 2.1 and round(megatron / ulysses, 1) == 6.2
     layer = shown(notebook, "a_layer(8)")
     of = {line.split()[0]: float(line.split()[-2]) for line in layer.splitlines()[1:]}
-    assert round(of["megatron"] / of["ulysses"]) == 13
+    assert round(of["megatron"] / of["ulysses"]) == 13 and round(of["megatron"] / of["ring"]) == 8
     right, other = map(float, re.findall(r"\d\.\d{6}", shown(notebook, "restarted():")))
     assert 0 < abs(right - other) < 0.02
+
+
+def test_pytorch_gathers_and_ours_sends_what_the_chapter_shows(notebook, worlds):
+    run = worlds(4, device="cpu").record(lessons.ours_and_theirs)
+    assert run.results == [True] * 4
+    rows = lessons.side_by_side(run).splitlines()[1:]
+    own = 2 * 4 * 8 * 8  # numbers of K and V of a rank
+    expected = [("ours", 9, "send", 8 * own), ("PyTorch", 2, "all_gather", 4 * 8 * own),
+                ("PyTorch", 4, "all_to_all", 4 * own)]  # fmt: skip
+    words = [
+        (name, int(n), op, int(b.replace(",", ""))) for name, n, _, op, b in map(str.split, rows)
+    ]
+    assert words == expected
+    assert "\n".join(rows) in shown(notebook, "ours_and_theirs")
+
+
+def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
+    text, layer = prose(notebook), lessons.kept_by_a_layer()
+    inputs = 4096 * 2 * 2**20
+    assert f"2²⁰ = {inputs / 1e9:.1f} GB. But 32 of these are {32 * inputs / 1e9:.0f} GB" in text
+    assert f"32 layers need {32 * layer / 1e12:.1f} TB" in text and 32 * layer > 50 * 80e9
+    unrotated, result_again = 4096 + 1024, 4096
+    kept = {method: lessons.kept_by_a_layer(lessons.memory.activations, method=method, ranks=8)
+            for method in ("ring", "ulysses")}  # fmt: skip
+    less = kept["ring"] - kept["ulysses"]
+    assert less == (unrotated - result_again) * 2 * 2**20 // 8
+    assert "freed: 5,120 numbers a token" in text and "twice, which is 4,096 numbers" in text
+
+
+def test_the_bytes_of_ulysses_are_those_of_the_worked_line(notebook):
+    assert "7/8 · 80 · K · S/P numbers" in prose(notebook)
+    moves = of_layer(lessons.LLAMA, "ulysses", 8, 1, itemsize=2).forward
+    own = lessons.LLAMA.sequence // 8
+    assert sum(move.sent for move in moves) == pytest.approx(7 / 8 * 80 * 128 * own * 2)
+    assert (4 * 32) / 80 == 1.6  # with as many heads of keys as of queries, 128 heads are sent
+
+
+def test_from_how_many_tokens_on_backward_hides_its_messages(notebook):
+    """Five products instead of two, and K, V, dK and dV instead of K and V."""
+    peak = float(hardware.gpu("H100").peak["bf16"].value)
+    bandwidth = float(hardware.link("InfiniBand NDR").bandwidth)
+    forward = tokens_to_hide(peak, bandwidth, key_share=1 / 4, causal=True)
+    words = f"so it needs {round(forward * 2 / 2.5, -2):,.0f}."
+    assert words in prose(notebook) and round(forward, -3) == 10_000
 
 
 @pytest.mark.parametrize(
