@@ -34,7 +34,8 @@ def of_step(
     tokens = whole(batch, "batch") * s
     make = lambda op, numbers, among=ranks: Exchange(op, among, numbers * itemsize)
     gather, scatter = make("all_gather", tokens * d), make("reduce_scatter", tokens * d)
-    loss = [make("all_reduce", tokens), make("all_reduce", 2 * tokens)]
+    sums = Exchange("all_reduce", ranks, 2 * tokens * max(itemsize, 4))  # in 32 bits at least
+    loss = [make("all_reduce", tokens), sums]
     forward = [scatter, *[gather, scatter] * (2 * shape.layers), gather, *loss]
     column, row = [gather, scatter], [make("all_reduce", d), gather]  # backward; a row's bias first
     norm, keys = [make("all_reduce", d)] * 2, 2 * shape.head_size

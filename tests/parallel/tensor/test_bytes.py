@@ -19,12 +19,12 @@ SHAPES = models.SHAPES
 WITHOUT = {"*.attention": "attention", "*.mlp": "mlp"}  # the vocabulary stays whole
 
 
-def step(shape, vocabulary):
+def step(shape, vocabulary, dtype=torch.float32):
     """Make a model; return what runs one step. For "sequence", Megatron's sequence parallelism."""
     if vocabulary == "sequence":
-        model = sequence_parallel(GPT(shape))
+        model = sequence_parallel(GPT(shape).to(dtype))
     else:
-        model = tensor_parallel(GPT(shape), None, None if vocabulary else WITHOUT)
+        model = tensor_parallel(GPT(shape).to(dtype), None, None if vocabulary else WITHOUT)
     loss = vocab_parallel_cross_entropy if vocabulary else next_token_loss
     tokens, targets = models.batch(shape.vocabulary)
 
@@ -34,10 +34,10 @@ def step(shape, vocabulary):
     return model, run
 
 
-def prepared(shape, vocabulary):
+def prepared(shape, vocabulary, dtype=torch.float32):
     import __main__
 
-    __main__.step = step(shape, vocabulary)[1]
+    __main__.step = step(shape, vocabulary, dtype)[1]
 
 
 def run_prepared():
@@ -125,6 +125,18 @@ def test_the_ledger_of_split_sequences_is_the_prediction(world, name):
     for rank in range(len(world)):
         rows = sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start)
         assert [(row.op, len(row.members), row.bytes) for row in rows] == [*map(tuple, expected)]
+
+
+@pytest.mark.parametrize(("vocabulary", "predict"), [(True, traffic), ("sequence", sequence)])
+def test_the_ledger_of_16_bits_is_the_prediction(world, vocabulary, predict):
+    """The loss adds up in 32 bits, so one buffer is not halved."""
+    world.run(prepared, models.SHAPE, vocabulary, torch.bfloat16)
+    ledger = world.record(run_prepared)
+    expected = predict.of_step(models.SHAPE, len(world), 3, itemsize=2)
+    rows = sorted(ledger.where(lane="comm", rank=0), key=lambda row: row.start)
+    assert [(row.op, len(row.members), row.bytes) for row in rows] == [*map(tuple, expected)]
+    halved = predict.of_step(models.SHAPE, len(world), 3)
+    assert [2 * e.bytes == f.bytes for e, f in zip(expected, halved)].count(False) == 1
 
 
 @pytest.mark.parametrize("name", ["plain", "tied", "two keys", "one key, rotary"])
