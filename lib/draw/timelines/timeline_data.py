@@ -121,11 +121,13 @@ def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
     else:
         share = f" ({abs(found.makespan) / there:.0%})" if there else ""
         text += f"{style.amount(abs(found.makespan), 's')}{share} {_way(found.makespan)}."
-    text += _not_compared(found, one, other)
+    left_out = _not_compared(found, one, other)
+    text += left_out
     if found.worst is None:
         return f"{text} No operation is in both{' as often' if found.uneven else ''}."
     if abs(found.seconds) < 1e-6 * here:
-        return f"{text} No operation differs."
+        same = "What is in both does not differ." if left_out else "No operation differs."
+        return f"{text} {same}"
     if abs(found.seconds) < SMALL * found.length:
         return f"{text} The operation that differs most differs by less than {SMALL:.0%}."
     rank, op, microbatch = found.worst
