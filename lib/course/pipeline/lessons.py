@@ -44,6 +44,15 @@ def kept_bytes(make_model, order: Schedule, batch) -> int:
     return max(row.bytes for row in counted.rows if row.op == "activations")
 
 
+def bytes_by_rank(kept: dict) -> str:
+    """Return a line for each name in `kept`, with the bytes that each rank keeps: `1F1B  1,024`."""
+    width = max(map(len, kept))
+    return "\n".join(
+        f"{name:<{width}} " + " ".join(f"{nbytes:>8,}" for nbytes in of_ranks)
+        for name, of_ranks in kept.items()
+    )
+
+
 def gradients_for_w(model, order: Schedule, batch) -> list[int]:
     """Return the bytes of gradients that one microbatch of each stage keeps from its I to its W.
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from lib import RankError
 from lib.course.pipeline.bubbles import idle_share
 from lib.course.pipeline.lessons import (
+    bytes_by_rank,
     gradients_for_w,
     idle_shares,
     in_slow_motion,
@@ -99,6 +100,11 @@ def test_gradients_wait_for_their_w_on_real_ranks_as_many_as_predicted(worlds, r
     run = play(order, Costs(activation=0, kept=of_each))
     assert list(run.peak_bytes) == worlds(2).run(most_gradients, order)
     assert run.peak_bytes[1] == of_each[1] * (2 if rule is rules.zb_h1 else 3)
+
+
+def test_bytes_by_rank_stand_in_columns():
+    text = bytes_by_rank({"GPipe": [245_760, 4], "1F1B": (55_040, 0)})
+    assert text == "GPipe  245,760        4\n1F1B    55,040        0"
 
 
 def test_messages_are_counted_by_size(worlds):
