@@ -90,6 +90,12 @@ class SplitBackward:
 
         _within(edges, run) if edges else run()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the gradients that `inputs` has stored for `weights`."""
+        arrived = [g for group in self.later.values() for _, several, _ in group for g in several]
+        return sum(g.numel() * g.element_size() for g in arrived if g is not None)
+
     def one(self) -> torch.Tensor:
         """Return the gradient of a loss: 1, in the precision and on the device of the output."""
         return torch.ones((), **self.loss)

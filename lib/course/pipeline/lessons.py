@@ -4,13 +4,18 @@ from collections import Counter
 from statistics import median
 from textwrap import fill
 
+import torch
+
 from lib import World
 from lib.course.pipeline.bubbles import idle_share
 from lib.ledger import Ledger
 from lib.parallel.pipeline import Pipeline, stage_costs
+from lib.parallel.pipeline.pipes import cut
 from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.play import Costs, Run, play
 from lib.ranks.memory import Memory
+from lib.single.split import SplitBackward
+from lib.single.train import next_token_loss
 
 
 def one_step(make_model, order: Schedule, batch) -> None:
@@ -37,6 +42,32 @@ def kept_bytes(make_model, order: Schedule, batch) -> int:
     with Memory(model := make_model()) as counted:
         Pipeline(model, order).step(*batch)
     return max(row.bytes for row in counted.rows if row.op == "activations")
+
+
+def bytes_by_rank(kept: dict) -> str:
+    """Return a line for each name in `kept`, with the bytes that each rank keeps: `1F1B  1,024`."""
+    width = max(map(len, kept))
+    return "\n".join(
+        f"{name:<{width}} " + " ".join(f"{nbytes:>8,}" for nbytes in of_ranks)
+        for name, of_ranks in kept.items()
+    )
+
+
+def gradients_for_w(model, order: Schedule, batch) -> list[int]:
+    """Return the bytes of gradients that one microbatch of each stage keeps from its I to its W.
+
+    It runs F and I of every stage here, on the first microbatch of `batch`, with next_token_loss.
+    """
+    x, labels = (part[: len(part) // order.microbatches] for part in batch)
+    waiting = []
+    for stage, (first, last) in enumerate(cut(model, order.stages, None)):
+        y = model[first:last](x)
+        after = next_token_loss(y, labels) if stage == order.stages - 1 else y
+        halves = SplitBackward(after, x if stage else ())
+        halves.inputs(torch.ones_like(after))
+        waiting.append(halves.waiting_bytes)
+        x = y.detach().requires_grad_()
+    return waiting
 
 
 def median_run(world: World, make_model, order: Schedule, batch, repeats: int = 5) -> Ledger:

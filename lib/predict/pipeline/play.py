@@ -26,8 +26,9 @@ class Costs:
     overlapped pair, by the stage of its forward (default: one after the other); its results are
     sent when both are done. `send` is the time of a message between neighbouring stages on
     different ranks, a number or one for each of the stages - 1 borders. `activation` is what a
-    microbatch keeps on a stage from its F to the end of its backward, and `kept` the part of it
-    that remains from I to W (default: all).
+    microbatch keeps on a stage from its F to the end of its backward, and `kept` what it keeps from
+    I to W instead (default: as much). `kept` is less where I frees some activations, and more where
+    the gradients that W needs are counted.
 
     `link` says which messages wait for one another, in the order in which they are sent: with None,
     none do; with "pair", those from one rank to one other, as in slow motion

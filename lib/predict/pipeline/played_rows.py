@@ -48,7 +48,7 @@ def send_rows(run) -> Ledger:
 
 
 def memory_rows(run) -> Ledger:
-    """Return one row for each change of memory: F adds, I frees a part, B and W free the rest."""
+    """Return one row for each change of memory: F adds, I frees or adds, B and W free the rest."""
     grid, change = run.schedule.grid, changes(run)
     at = np.flatnonzero(change)
     total = np.cumsum(change[at])
@@ -64,11 +64,6 @@ def changes(run) -> np.ndarray:
     grid, costs = run.schedule.grid, run.costs
     whole = costs.each("activation", grid.stages).astype(np.int64)
     kept = whole if costs.kept is None else costs.each("kept", grid.stages).astype(np.int64)
-    if (kept > whole).any():
-        raise ValueError(
-            "Costs: kept is the part of activation that remains from I to W, so it cannot be "
-            "larger."
-        )
     table = np.zeros((len(KINDS), grid.stages), np.int64)
     table[F], table[B], table[I], table[W] = whole, -whole, kept - whole, -kept
     return table[grid.kind, grid.stage]

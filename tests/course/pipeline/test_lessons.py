@@ -9,6 +9,8 @@ import torch.distributed as dist
 from lib import RankError
 from lib.course.pipeline.bubbles import idle_share
 from lib.course.pipeline.lessons import (
+    bytes_by_rank,
+    gradients_for_w,
     idle_shares,
     in_slow_motion,
     kept_bytes,
@@ -19,7 +21,8 @@ from lib.course.pipeline.lessons import (
     refusal,
     work_and_idle,
 )
-from lib.parallel.pipeline import stage_costs
+from lib.parallel.pipeline import Pipeline, stage_costs
+from lib.parallel.pipeline.runtime import _Step
 from lib.predict.larger import Larger
 from lib.predict.pipeline import schedules as rules
 from lib.predict.pipeline.actions import Schedule
@@ -57,20 +60,51 @@ def test_kept_bytes_of_a_split_backward_fall_when_its_w_is_done(worlds, rule):
     assert worlds(2).run(kept_bytes, make_model, split, batch) == list(run.peak_bytes)
 
 
-def test_what_a_waiting_w_keeps_is_1_7_microbatches_as_the_chapter_says():
+def test_what_a_waiting_w_keeps_is_1_69_microbatches_as_the_chapter_says():
     """Two layers: 16 D of activations for each token and layer, and 11 D of gradients."""
     shape = GPTShape(layers=6, width=24, heads=2, sequence=20)
     stage = GPT(shape)[2:4]
     x, gradient = torch.randn(2, 1, 20, 24).unbind()
     activations, gradients = (2 * layer * 24 * 20 * 4 for layer in (16, 11))
     assert (activations, gradients) == (61_440, 42_240)
-    assert f"{(activations + gradients) / activations:.1f}" == "1.7"
+    assert f"{(activations + gradients) / activations:.2f}" == "1.69"
     halves = SplitBackward(stage(x.requires_grad_()), x)
-    stored = [g for group in halves.later.values() for _, arrived, _ in group for g in arrived]
-    assert not stored  # before I
+    assert halves.waiting_bytes == 0  # before I
     halves.inputs(gradient)
-    stored = [g for group in halves.later.values() for _, arrived, _ in group for g in arrived]
-    assert sum(g.numel() * g.element_size() for g in stored if g is not None) == gradients
+    assert halves.waiting_bytes == gradients
+    assert gradients_for_w(GPT(shape), rules.zb_h1(4, 8), Batches(8, sequence=20)[0])[1] == 42_240
+    halves.weights()
+    assert halves.waiting_bytes == 0
+
+
+def most_gradients(order):
+    """Return the most bytes of gradients that wait for a W on this rank, counted after each I."""
+    sums, ordinary = [], _Step.input
+
+    def counting(step, stage, microbatch):
+        ordinary(step, stage, microbatch)
+        sums.append(sum(halves.waiting_bytes for halves, _ in step.alive.values()))
+
+    _Step.input = counting
+    try:
+        Pipeline(make_model(), order).step(*BATCH)
+    finally:
+        _Step.input = ordinary
+    return max(sums)
+
+
+@pytest.mark.parametrize("rule", [rules.zb_h1, rules.zb_h2])
+def test_gradients_wait_for_their_w_on_real_ranks_as_many_as_predicted(worlds, rule):
+    order = rule(2, 4)
+    of_each = gradients_for_w(make_model(), order, BATCH)
+    run = play(order, Costs(activation=0, kept=of_each))
+    assert list(run.peak_bytes) == worlds(2).run(most_gradients, order)
+    assert run.peak_bytes[1] == of_each[1] * (2 if rule is rules.zb_h1 else 3)
+
+
+def test_bytes_by_rank_stand_in_columns():
+    text = bytes_by_rank({"GPipe": [245_760, 4], "1F1B": (55_040, 0)})
+    assert text == "GPipe  245,760        4\n1F1B    55,040        0"
 
 
 def test_messages_are_counted_by_size(worlds):

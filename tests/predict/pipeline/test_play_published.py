@@ -179,9 +179,17 @@ def test_zero_bubble_memory_by_stage(p):
         assert h2 == (2 * p - 2 * rank - 1) * whole + 2 * rank * kept
 
 
+def test_memory_grows_from_i_to_w_where_the_gradients_that_w_needs_are_counted():
+    """Rank r waits for r Ws, and for one more between an I and the W that follows it."""
+    run = play(rules.zb_h1(4, 8), Costs(activation=100, kept=169))
+    assert run.peak_bytes == (3 * 100 + 169, 2 * 100 + 2 * 169, 100 + 3 * 169, 4 * 169)
+    assert play(rules.one_f_one_b(4, 8), Costs(activation=100, kept=169)).peak_bytes[0] == 400
+
+
+@pytest.mark.parametrize("kept", [[2, 2, 1, 0], [9, 6, 5, 3]])
 @pytest.mark.parametrize("rule", SINGLE)
-def test_memory_is_empty_at_the_end(rule):
-    run = play(rule(4, 6), Costs(activation=[8, 4, 2, 1], kept=[2, 2, 1, 0]))
+def test_memory_is_empty_at_the_end(rule, kept):
+    run = play(rule(4, 6), Costs(activation=[8, 4, 2, 1], kept=kept))
     last = {row.rank: row.bytes for row in run.memory}
     assert last == dict.fromkeys(range(4), 0)
     assert every(row.bytes >= 0 for row in run.memory)

@@ -1,0 +1,171 @@
+"""What the text of chapter 6 says, computed again."""
+
+import re
+from ast import literal_eval
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib.course.pipeline.exercises import repair
+from lib.predict.pipeline import schedules as rules
+from lib.predict.pipeline.play import Costs, play
+from tests import on_gpus
+from tests.course.stored_chapter import shown, stored_chapter
+
+NOTEBOOK = stored_chapter("06-pipeline-bubbles")
+TEXT = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+
+
+def said(pattern: str) -> tuple[str, ...]:
+    """Return the groups of the one place in the text that fits a pattern."""
+    (place,) = re.finditer(pattern, " ".join(TEXT.split()))
+    return place.groups()
+
+
+# --- the rules of the zero-bubble schedules
+
+
+def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
+    """Write a row as the text says: `warm` forwards, F and I in turn, each W `lag` Is later."""
+    row = [f"{rank}F{j}" for j in range(min(warm, m))]
+    for j in range(m):
+        row += [f"{rank}F{j + warm}"] * (j + warm < m) + [f"{rank}I{j}"]
+        row += [f"{rank}W{j - lag}"] * (j >= lag)
+    return row + [f"{rank}W{j}" for j in range(max(0, m - lag), m)]
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12), (4, 3)])
+def test_the_rules_of_zb_h1_and_zb_h2_are_those_of_the_text(p, m):
+    assert "does 2(p − 1 − r) forwards before forward and I alternate" in TEXT
+    assert "Rank r does each W r Is after its own" in TEXT and "and each W 2r Is later" in TEXT
+    for rank, (h1, h2) in enumerate(zip(rules.zb_h1(p, m), rules.zb_h2(p, m))):
+        after = p - 1 - rank
+        assert list(map(str, h1)) == split_row(rank, m, after, rank)
+        assert list(map(str, h2)) == split_row(rank, m, 2 * after, 2 * rank)
+
+
+def test_one_step_of_zb_h2_shows_what_the_guess_asks_for():
+    rows = play(rules.zb_h2(4, 8)).ledger.where(lane="compute")
+    for rank in range(4):
+        of_rank = list(rows.where(rank=rank))
+        begins, ends = min(r.start for r in of_rank), max(r.end for r in of_rank)
+        assert (begins, ends) == (rank, 24 + rank)  # so no pause: its work is 8 · 3
+    assert play(rules.zb_h2(4, 8)).makespan == play(rules.zb_h1(4, 8)).makespan == 27
+
+
+def test_the_last_rank_of_zb_h1_does_its_last_ws_while_gradients_travel_back():
+    rows = list(play(rules.zb_h1(4, 8)).ledger.where(lane="compute"))
+    last_w = [r.start for r in rows if (r.rank, r.op) == (3, "W") and r.microbatch > 4]
+    last_i = [r.start for r in rows if (r.op, r.microbatch) == ("I", 7) and r.rank < 3]
+    assert sorted(last_w) == [24, 25, 26] and sorted(last_i) == [23, 24, 25]
+
+
+# --- memory
+
+
+def test_a_waiting_w_of_the_paper_keeps_the_share_that_the_text_says():
+    """Qi et al. 2023, table 1: 32 sbh for W, sb(34h + 5as) for a microbatch of a layer."""
+    scores, with_them, without = map(
+        float, said(r"32/\(34 \+ ([\d.]+)\) = ([\d.]+) of a microbatch. .* 32/34 = ([\d.]+) if")
+    )
+    s, h, a = map(int, said(r"\(s = (\d+), h = (\d+), a = (\d+)\)"))
+    assert scores == round(5 * a * s / h, 1)
+    assert with_them == round(32 / (34 + 5 * a * s / h), 2) == 0.37
+    assert without == round(32 / 34, 2) == 0.94
+
+
+def test_bytes_with_gradients_are_those_of_the_cell():
+    lines = shown(NOTEBOOK, "to_w = [").split("W included\n")[1].splitlines()
+    kept = {}
+    for line in lines[:4]:
+        name, *numbers = line.split()
+        kept[name] = [int(number.replace(",", "")) for number in numbers]
+    assert kept["GPipe"][1] // 8 == 61_440
+    assert kept["ZB-H1"][2] == 61_440 + 3 * (61_440 + 42_240)
+    assert f"{kept['ZB-H1'][2] / 61_440:.1f}" == "6.1" and kept["1F1B"][2] == 2 * 61_440
+    beyond = [h2 > plain for h2, plain in zip(kept["ZB-H2"], kept["GPipe"])]
+    assert beyond == [False, True, True, True] and "On ranks 1 to 3 our ZB-H2" in TEXT
+
+
+# --- messages
+
+
+def test_messages_as_long_as_a_forward_are_slower_in_1f1b_than_in_gpipe():
+    gpipe, one_f_one_b = map(int, said(r"as long as a forward, GPipe takes (\d+) and 1F1B (\d+)"))
+    assert play(rules.gpipe(4, 8), Costs(send=1)).makespan == gpipe == 39
+    assert play(rules.one_f_one_b(4, 8), Costs(send=1)).makespan == one_f_one_b == 49
+    free = [play(rule(4, 8)).makespan for rule in (rules.gpipe, rules.one_f_one_b)]
+    assert free == [33, 33]
+
+
+def test_a_message_over_infiniband_takes_190_microseconds():
+    size = 1024 * 2304 * 4
+    assert f"{size / 1e6:.1f} MB" == "9.4 MB" and f"{size / 50e9 * 1e6:.0f}" == "189"
+    assert "(9.4 MB) would take 190 µs instead of 24" in TEXT
+    assert round(1e6 * (3.4e-6 + size / 450e9)) == 24
+
+
+def test_the_example_of_exercise_2_cannot_be_met_without_messages():
+    values = said(
+        r"x = (\[.*?\]) on rank 0 and x = (\[.*?\]) on rank 1 of two ranks, rank 0 returns "
+        r"(\[\[.*?\]\]) and rank 1 returns (\[\[.*?\]\])"
+    )
+    *inputs, first, second = (torch.tensor(literal_eval(v.replace("−", "-"))) for v in values)
+    returned = repair.reference([(x,) for x in inputs])
+    for expected, given in zip(returned, (first, second)):
+        assert torch.equal(expected, given) and given.any()
+
+
+# --- two kinds of deadlock
+
+
+def ends_if_no_send_blocks(rows) -> bool:
+    """Carry out whole-backward rows with one stage a rank, where every send returns at once."""
+    done, places, last = set(), [0] * len(rows), len(rows) - 1
+
+    def may(stage, kind, j):
+        needs = (stage - 1, "F", j) if kind == "F" else (stage + 1, "B", j)
+        edge = stage == 0 if kind == "F" else stage == last
+        return edge or needs in done
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            if places[rank] < len(row):
+                stage, kind, j = re.fullmatch(r"(\d+)([FB])(\d+)", row[places[rank]]).groups()
+                if may(int(stage), kind, int(j)):
+                    done.add((int(stage), kind, int(j)))
+                    places[rank], moved = places[rank] + 1, True
+    return all(place == len(row) for place, row in zip(places, rows))
+
+
+def test_the_swapped_actions_wait_for_each_other_even_if_no_send_blocks():
+    rows = [[str(action) for action in row] for row in rules.one_f_one_b(4, 2)]
+    assert ends_if_no_send_blocks(rows)
+    rows[1][1:3] = ["1B0", "1F1"]
+    assert not ends_if_no_send_blocks(rows)
+    assert "not even sends that never block" in TEXT
+    assert "Exercise 2 showed such a deadlock" not in TEXT
+
+
+def in_the_order_of_exercise_2(x):
+    """The same order of messages as in exercise 2, with sends that return at once."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    came, back, sends = torch.zeros_like(x), torch.zeros_like(x), []
+    if rank < last:
+        sends.append(dist.isend(x, rank + 1))
+    if rank:
+        sends.append(dist.isend(-x, rank - 1))
+        dist.recv(came, rank - 1)
+    if rank < last:
+        dist.recv(back, rank + 1)
+    for send in sends:
+        send.wait()
+    return torch.stack([came, back])
+
+
+@pytest.mark.skipif(on_gpus.WANTED, reason="NCCL's sends wait for their place in the stream.")
+def test_the_deadlock_of_exercise_2_goes_away_if_no_send_blocks(worlds):
+    assert repair.check(in_the_order_of_exercise_2, worlds(4)).solved
