@@ -76,7 +76,7 @@ def test_replicas_beside_grids_as_the_text_says(notebook):
     assert round(100 * lost["NVLink4", 64, 32_768]) == 6
     assert "In 39 of the 40 places" in text and "a square win, by 6 %" in text
     assert "twice by less than 0.2 %" in text
-    assert lost_by_fsdp == 4 and "a grid would win in 4 of the 40 places" in text
+    assert lost_by_fsdp == 4 and "a grid wins in 4 of the 40 places" in text
 
 
 def test_fsdp_sends_half_as_many_bytes_more_than_an_all_reduce():
