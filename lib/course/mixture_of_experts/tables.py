@@ -48,7 +48,8 @@ def active(name: str) -> float:
 def drops(tokens=(64, 256, 1024, 4096), experts: int = 8) -> str:
     """Write what share of its tokens an even gate loses, by tokens and capacity factor."""
     factors = (1.0, 1.25, 2.0)
-    lines = ["tokens " + "".join(f"{f'factor {f:g}':>13}" for f in factors)]
+    lines = ["predicted share of dropped rows"]
+    lines.append("tokens " + "".join(f"{f'factor {f:g}':>13}" for f in factors))
     for n in tokens:
         lines.append(f"{n:>6,} " + "".join(f"{dropped(n, experts, 1, f):>13.2%}" for f in factors))
     return "\n".join(lines)
@@ -159,7 +160,7 @@ def _nodes_of_8():
 
 def hidden_sizes() -> str:
     """Write the hidden size at which an expert computes as long as its rows travel, by link."""
-    lines = ["2: hidden size that is needed (H100, bf16)"]
+    lines = ["2: predicted hidden size needed (H100, bf16)"]
     for link in ("NVLink4", "InfiniBand NDR"):
         peak = float(hardware.gpu("H100").peak["bf16"].value)
         bandwidth = float(hardware.link(link).bandwidth)

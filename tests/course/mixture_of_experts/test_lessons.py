@@ -275,7 +275,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, t
              shown(notebook, "useless.reveal").splitlines()[3:]}  # fmt: skip
     assert table["importance loss"][1] == "1.7" and "one or two experts idle" in text
     drops = shown(notebook, "tables.drops").splitlines()
-    assert drops[1].split()[2] == "4.53%" and drops[2].split()[2] == "0.54%"
+    assert drops[2].split()[2] == "4.53%" and drops[3].split()[2] == "0.54%"
     assert "their own 64 tokens lose 4.5 %; counted over all 256 tokens, the loss is 0.5 %" in text
     spread = lambda n: round(100 * (7 / n) ** 0.5)
     assert f"{spread(256)} % for 256 tokens, and {spread(64)} % for 64" in text

@@ -53,7 +53,7 @@ def test_the_parameters_are_those_of_the_models():
 
 
 def test_drops_are_predicted_for_each_size_and_factor():
-    for n, *shares in cells(tables.drops()):
+    for n, *shares in cells(tables.drops(), 2):
         n = int(n.replace(",", ""))
         assert shares == [f"{dropped(n, 8, 1, factor):.2%}" for factor in (1, 1.25, 2)]
 
