@@ -11,7 +11,7 @@ def two_levels(groups: int = 2) -> str:
 
     Both gates choose 2 of 8 experts, and each of the two nodes has 4 of them.
     """
-    x, lines = tokens(), ["3: of 128 rows leave their node"]
+    x, lines = tokens(), ["2: of 128 rows leave their node"]
     lines.append("gate     a row for each expert  one for each node")
     for name in ("softmax", "two-level"):
         options = {"groups": groups, "groups_chosen": 1} if name == "two-level" else {}
@@ -33,7 +33,7 @@ def ties(experts: int = 256, k: int = 8, rows: int = 1024) -> str:
     draw = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(rows, experts, generator=draw, dtype=torch.float64, device="cpu")
     right = set_of(logits.softmax(-1), k)
-    lines = ["4: tokens with another choice, and with a tie"]
+    lines = ["tokens with another choice, and with a tie"]
     lines.append("scores    other choice   tie")
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         scores = logits.softmax(-1).to(dtype)

@@ -196,19 +196,21 @@ def only_rows(run: Ledger) -> Ledger:
     return run.where(lane="comm", op="all_to_all")
 
 
-def messages(run: Ledger, node: int = NODE) -> str:
-    """Write rank 0's messages, and the bytes of all ranks: inside nodes, and between them."""
-    inside, between, sizes = 0, 0, [0, 0]
-    for row in only_rows(run):
-        parts = row.parts or [row.bytes // len(row.members)] * len(row.members)
-        for member, part in zip(row.members, parts):
-            if member == row.rank:
-                continue
-            far = member // node != row.rank // node
-            sizes[far] += part
-            if row.rank == 0:
-                inside, between = inside + (not far), between + far
-    return f"{inside:>8}{between:>9}{sizes[0]:>10,}{sizes[1]:>10,}"
+def messages(runs: dict[str, Ledger], node: int = NODE) -> str:
+    """Write rank 0's messages in each run, and the bytes of all ranks: inside nodes and between."""
+    lines = [f"{'':<9}{'messages:':>10}{'':>9}{'bytes:':>10}"]
+    lines.append(f"{'':<9}{'inside':>10}{'between':>9}{'inside':>10}{'between':>9}")
+    for name, run in runs.items():
+        counts, sizes = [0, 0], [0, 0]
+        for row in only_rows(run):
+            parts = row.parts or [row.bytes // len(row.members)] * len(row.members)
+            for member, part in zip(row.members, parts):
+                far = member // node != row.rank // node
+                sizes[far] += part * (member != row.rank)
+                counts[far] += row.rank == 0 != member
+        cells = f"{counts[0]:>10}{counts[1]:>9}{sizes[0]:>10,}{sizes[1]:>9,}"
+        lines.append(f"{name:<9}{cells}")
+    return "\n".join(lines)
 
 
 # --- PyTorch's own

@@ -48,7 +48,8 @@ def active(name: str) -> float:
 def drops(tokens=(64, 256, 1024, 4096), experts: int = 8) -> str:
     """Write what share of its tokens an even gate loses, by tokens and capacity factor."""
     factors = (1.0, 1.25, 2.0)
-    lines = ["tokens " + "".join(f"{f'factor {f:g}':>13}" for f in factors)]
+    lines = ["predicted share of dropped rows"]
+    lines.append("tokens " + "".join(f"{f'factor {f:g}':>13}" for f in factors))
     for n in tokens:
         lines.append(f"{n:>6,} " + "".join(f"{dropped(n, experts, 1, f):>13.2%}" for f in factors))
     return "\n".join(lines)
@@ -73,7 +74,7 @@ def who_waits(runs: dict) -> str:
     of 256 tokens, as in a step of the runs, or of 16,384, as in the step that is predicted,
     chooses one of the 8 experts at random, 40 times.
     """
-    lines = [f"{'':<16}   mean  shortest  longest"]
+    lines = ["predicted (H100, NVLink 4)", f"{'':<16}   mean  shortest  longest"]
     even = 1e3 * step_with([1 / 8] * 8).makespan
     lines.append(f"{'even load':<16}{even:>5.1f}ms")
     steps = {f"{n:,} by chance": shares_by_chance(n) for n in (16_384, 256)}
@@ -101,7 +102,8 @@ def shrinking_batch(gpus=(1, 8, 64)) -> str:
     an H100, by its roofline in bf16.
     """
     device = speeds("H100")
-    lines = ["GPUs  rows of an expert  FLOP/byte  at most"]
+    lines = ["1: predicted rate of a product (H100, bf16)"]
+    lines.append("GPUs  rows of an expert  FLOP/byte  at most")
     for ranks in gpus:
         rows = batch_of_an_expert(TOKENS, EXPERTS, K, ranks)
         flop = 2 * rows * WIDTH * HIDDEN
@@ -111,21 +113,54 @@ def shrinking_batch(gpus=(1, 8, 64)) -> str:
     return "\n".join(lines)
 
 
-def hops(tokens=(1, 128, 1024, 4096), node: int = 8, gpus: int = 64) -> str:
-    """Write how long one all_to_all takes, flat and in two hops, by tokens of a GPU."""
-    device = speeds("H100", "NVLink4", node=node, between="InfiniBand NDR")
+def hops(tokens=(1, 128, 1024, 4096), gpus: int = 64) -> str:
+    """Write how long one all_to_all takes by tokens of a GPU: flat and in two hops.
+
+    The last column has two hops of which that between nodes sends each token once to a node.
+    """
     lines = ["1: predicted time of one all_to_all"]
-    lines.append("tokens  rows sent     flat  two hops  ratio")
+    lines.append(f"{'':<6}{'':>9}{'two hops,':>15}{'two hops, a':>17}")
+    lines.append(f"{'tokens':<6}{'flat':>9}{'row by row':>15}{'token only once':>17}")
     for n in tokens:
-        nbytes = n * K * WIDTH * 2
-        flat, two = (1e6 * exchange(way, gpus, nbytes, device) for way in ("flat", "two hops"))
-        lines.append(f"{n:>6,}{n * K:>11,}{flat:>7,.0f}µs{two:>8,.0f}µs{two / flat:>7.2f}")
+        times = (1e6 * seconds for seconds in journeys(n, gpus))
+        cells = "".join(f"{f'{t:,.0f}µs':>{w}}" for t, w in zip(times, (9, 15, 17)))
+        lines.append(f"{n:>6,}{cells}")
     return "\n".join(lines)
+
+
+def journeys(tokens: int, gpus: int = 64) -> tuple[float, float, float]:
+    """Return the seconds of an all_to_all: flat, in two hops, and with tokens sent once to a node.
+
+    In the third, fewer bytes travel between nodes, and as many as in the second inside them.
+    """
+    device, nbytes = _nodes_of_8(), tokens * K * WIDTH * 2
+    flat, two = (exchange(way, gpus, nbytes, device) for way in ("flat", "two hops"))
+    nodes = gpus // 8
+    between = lambda size: device.moving("all_to_all", nodes, size, range(gpus)[::8])
+    once = nbytes * nodes_reached(EXPERTS, K, nodes) / K
+    return flat, two, two - between(nbytes) + between(once)
+
+
+def together(tokens: int, gpus: int = 64) -> tuple[float, float]:
+    """Return the seconds of an all_to_all whose messages all start together: flat and in two hops.
+
+    One latency counts for each hop, and then the bytes on the slowest link.
+    """
+    nbytes = tokens * K * WIDTH * 2
+    inside, between = hardware.link("NVLink4"), hardware.link("InfiniBand NDR")
+    hop = lambda link, share: float(link.alpha.value) + nbytes * share / float(link.bandwidth)
+    out = hop(between, 1 - 8 / gpus)
+    return out, out + hop(inside, 7 / 8)
+
+
+def _nodes_of_8():
+    """Return the speeds of H100s in nodes of 8: NVLink 4 inside, InfiniBand NDR between."""
+    return speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
 
 
 def hidden_sizes() -> str:
     """Write the hidden size at which an expert computes as long as its rows travel, by link."""
-    lines = ["1: hidden size that is needed (H100, bf16)"]
+    lines = ["2: predicted hidden size needed (H100, bf16)"]
     for link in ("NVLink4", "InfiniBand NDR"):
         peak = float(hardware.gpu("H100").peak["bf16"].value)
         bandwidth = float(hardware.link(link).bandwidth)
@@ -140,23 +175,23 @@ def deep_ep() -> str:
     carries b·n/(n - 1), counting those that stay.
     """
     link = float(hardware.link("InfiniBand NDR").bandwidth) / 1e9
-    lines = ["3: published rates", "GB/s    dispatch  combine  predicted   error"]
-    for nodes, rates in DEEP_EP.items():
+    lines = ["3: published rates beside the link's"]
+    lines.append("GB/s    the link  dispatch  error  combine  error")
+    for nodes, (there, back) in DEEP_EP.items():
         ours = link * nodes / (nodes - 1)
-        errors = " ".join(f"{ours / rate - 1:+.0%}" for rate in rates)
-        lines.append(f"8 × {nodes:<4}{rates[0]:>8}{rates[1]:>9}{ours:>11.0f}   {errors}")
+        errors = f"{ours / there - 1:+.0%}", f"{ours / back - 1:+.0%}"
+        lines.append(f"8 × {nodes:<2}{ours:>10.0f}{there:>10}{errors[0]:>7}{back:>9}{errors[1]:>7}")
     return "\n".join(lines)
 
 
 def straight() -> str:
     """Write what DeepEP prints for few rows, sent straight, and ours: one by one, all at once."""
-    device = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
-    nbytes = 128 * K * WIDTH * 2
-    link = hardware.link("InfiniBand NDR")
-    at_once = float(link.alpha.value) + nbytes * 63 / 64 / float(link.bandwidth)
+    link = hardware.link("InfiniBand NDR")  # these kernels use it inside a node too
+    nbytes = 128 * K * WIDTH * 2 * 63 / 64
+    at_once = float(link.alpha.value) + nbytes / float(link.bandwidth)
     rows = {
         "published": DEEP_EP_STRAIGHT,
-        "messages one by one": exchange("flat", 64, nbytes, device),
+        "messages one by one": journeys(128)[0],
         "messages at once": at_once,
     }
     lines = ["2: published time of one combine, 128 tokens"]
@@ -165,7 +200,7 @@ def straight() -> str:
 
 def reached(nodes=(2, 4, 8)) -> str:
     """Write to how many nodes a token of DeepSeek-V3 goes, if each goes once to a node."""
-    lines = ["2: of a token's 8 rows leave their node"]
+    lines = ["1: of a token's 8 rows leave their node"]
     lines.append("nodes  a row for each expert  one for each node")
     for n in nodes:
         leave = (n - 1) / n

@@ -84,6 +84,16 @@ def test_dispatch_and_combine(world, text):
     assert "differs between" in chapter.write.check(without_counts, world).text
 
 
+def example(layer):
+    rows, to = torch.tensor([[1.0, 1, 1], [2, 2, 2]]), torch.tensor([1, 0])
+    return layer(rows, to, dist.get_rank() + 2.0).tolist()
+
+
+def test_the_example_of_the_text_is_what_the_layer_returns(world, text):
+    assert "returns `[[3, 3, 3], [4, 4, 4]]` on rank 0" in text
+    assert world.run(example, right_layer)[0] == [[3, 3, 3], [4, 4, 4]]
+
+
 def test_a_rank_gets_no_row_in_the_larger_size():
     inputs = chapter._rows(4, 12)
     assert not any((to == 3).any() for _, to, _ in inputs)

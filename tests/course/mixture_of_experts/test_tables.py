@@ -7,10 +7,18 @@ import pytest
 from lib.course.mixture_of_experts import further, tables
 from lib.course.mixture_of_experts.training import LAST, Run
 from lib.predict import hardware
-from lib.predict.expert.load import dropped
+from lib.predict.expert.load import dropped, nodes_reached
 from lib.predict.expert.models import MODELS
 from lib.predict.expert.seconds import exchange, hidden_size_that_covers
 from lib.predict.roofline import speeds
+from tests.course.stored_chapter import stored_chapter
+
+
+@pytest.fixture(scope="module")
+def text():
+    notebook = stored_chapter("08-mixture-of-experts")
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
 
 ALL = [
     tables.published_models, tables.drops, tables.shrinking_batch, tables.hops,
@@ -45,13 +53,13 @@ def test_the_parameters_are_those_of_the_models():
 
 
 def test_drops_are_predicted_for_each_size_and_factor():
-    for n, *shares in cells(tables.drops()):
+    for n, *shares in cells(tables.drops(), 2):
         n = int(n.replace(",", ""))
         assert shares == [f"{dropped(n, 8, 1, factor):.2%}" for factor in (1, 1.25, 2)]
 
 
 def test_an_expert_reaches_the_peak_with_the_tokens_of_eight_gpus():
-    rows = cells(tables.shrinking_batch())
+    rows = cells(tables.shrinking_batch(), 2)
     assert [row[1] for row in rows] == ["128", "1,024", "8,192"]
     assert [row[3] for row in rows] == ["40%", "100%", "100%"]
     h100 = hardware.gpu("H100")
@@ -59,15 +67,48 @@ def test_an_expert_reaches_the_peak_with_the_tokens_of_eight_gpus():
     assert round(ridge) == 295 and int(rows[0][2]) < ridge < int(rows[1][2])
 
 
-def test_two_hops_win_with_few_rows_and_not_with_many():
+def test_two_hops_win_with_few_rows_and_with_many_if_a_token_crosses_once():
     device = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
-    for n, rows, flat, two, ratio in cells(tables.hops(), 2):
-        nbytes = int(n.replace(",", "")) * 8 * 7168 * 2
-        times = [exchange(way, 64, nbytes, device) for way in ("flat", "two hops")]
-        assert int(rows.replace(",", "")) == 8 * int(n.replace(",", ""))
-        assert [flat, two] == [f"{1e6 * time:,.0f}µs" for time in times]
-        assert ratio == f"{times[1] / times[0]:.2f}"
-    assert [row[4] for row in cells(tables.hops(), 2)] == ["0.16", "0.39", "0.85", "1.03"]
+    ratios = []
+    for n, *printed in cells(tables.hops(), 3):
+        tokens = int(n.replace(",", ""))
+        nbytes = tokens * 8 * 7168 * 2
+        flat, two = (exchange(way, 64, nbytes, device) for way in ("flat", "two hops"))
+        inside = 7 * 3.4e-6 + nbytes * 7 / 8 / 450e9
+        once = inside + 7 * 14e-6 + nbytes / 8 * nodes_reached(256, 8, 8) * 7 / 8 / 50e9
+        assert printed == [f"{1e6 * time:,.0f}µs" for time in (flat, two, once)]
+        ratios.append((f"{two / flat:.2f}", f"{once / flat:.2f}"))
+    assert [row for row, _ in ratios] == ["0.16", "0.39", "0.85", "1.03"]
+    assert ratios[-1][1] == "0.72"
+
+
+def test_what_two_hops_save_and_pay_is_what_the_text_says(text):
+    flat, two, once = tables.journeys(4096)
+    saved, paid = 49 * 14e-6, 7 * 3.4e-6 + 4096 * 8 * 7168 * 2 * 7 / 8 / 450e9
+    assert two - flat == pytest.approx(paid - saved)
+    assert f"49 latencies ({1e6 * saved:.0f} µs), and pay {1e6 * paid:.0f} µs" in text
+    assert f"{1e6 * once:,.0f} instead of {1e6 * flat:,.0f} µs" in text
+
+
+def test_messages_that_start_together_are_faster_straight(text):
+    """So the sequence of messages is why two hops win with one token, and not why they tie."""
+    one, many = tables.together(1), tables.together(4096)
+    assert one[0] < one[1] and many[0] < many[1]
+    assert f"for one token ({1e6 * one[0]:.0f} against {1e6 * one[1]:.0f} µs)" in text
+    assert f"({1e6 * many[0]:,.0f} against {1e6 * many[1]:,.0f} µs)" in text
+
+
+def test_the_experts_weights_are_fewer_than_rows_only_with_very_many_tokens(text):
+    rows = lambda tokens: 2 * 2 * tokens * 4096  # of Mixtral, k = 2, (P - 1)/P left out
+    weights = 3 * 8 * 4096 * 14_336
+    assert rows(86_016) == weights and "which for Mixtral is 86,016 tokens a rank" in text
+
+
+def test_the_sizes_of_switch_xxl_are_those_of_its_shape(text):
+    each = 64 * 3 * 4096 * 10_240
+    assert [round(n * each / 1e9) for n in (24, 48)] == [193, 387]
+    assert "gives 193 billion in experts in every second layer" in text
+    assert "with experts in every layer it would be 387" in text
 
 
 def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
@@ -78,8 +119,8 @@ def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
 
 def test_published_rates_are_below_what_the_links_carry():
     assert cells(tables.deep_ep(), 2) == [
-        ["8", "×", "2", "90", "81", "100", "+11%", "+23%"],
-        ["8", "×", "4", "61", "61", "67", "+9%", "+9%"],
+        ["8", "×", "2", "100", "90", "+11%", "81", "+23%"],
+        ["8", "×", "4", "67", "61", "+9%", "61", "+9%"],
     ]
 
 
@@ -89,7 +130,7 @@ def test_messages_at_once_take_nearly_what_is_published():
     )
     assert printed == 314 and round(printed / at_once - 1, 2) == 0.04
     assert 3 < one_by_one / printed < 3.5
-    flat = next(row[2] for row in cells(tables.hops(), 2) if row[0] == "128")
+    flat = next(row[1] for row in cells(tables.hops(), 3) if row[0] == "128")
     assert flat == f"{one_by_one:,}µs"
 
 
@@ -103,15 +144,19 @@ def test_with_two_levels_a_token_leaves_once_at_most():
     assert two[0] == 2 * two[1] and two[0] > flat[0] and two[1] < flat[1]
 
 
-def test_bfloat16_ties_and_float32_does_not():
+def test_bfloat16_ties_and_float32_does_not(text):
     single, half = cells(further.ties(), 2)
     assert single[1:] == ["0.0%", "0.0%"] and half[1:] == ["2.0%", "4.0%"]
+    assert (
+        "for 2.0 % of the tokens another set of 8 experts is chosen, and 4.0 % have a tie" in text
+    )
 
 
 def test_who_waits_has_the_mean_of_single_steps():
     even, odd = [[[4] * 8] * 4], [[[32, *[0] * 7]] * 4]
     lines = tables.who_waits({"turns": Run((even + odd) * (LAST // 2), [])}).splitlines()
     both = [1e3 * tables.step_with(shares).makespan for shares in ([1 / 8] * 8, [1, *[0] * 7])]
+    assert lines[0] == "predicted (H100, NVLink 4)" and lines.pop(0)
     assert lines[1].split()[-1] == f"{both[0]:.1f}ms"
     expected = [f"{t:.1f}ms" for t in (sum(both) / 2, *both)]
     assert lines[4].split() == ["turns", *expected] and max(map(len, lines)) <= 49
