@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from math import prod
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.distributed.fsdp import FSDPModule
 from lib.course.communicating_less import costs, lessons
 from lib.parallel.data import LocalSGD
 from lib.predict import step
-from lib.predict.data import compression
 from lib.predict.hardware import sweep
 from lib.predict.roofline import speeds
 from tests.course.stored_chapter import shown, stored_chapter
@@ -163,14 +161,6 @@ def test_the_outer_step_in_the_text_is_the_librarys(notebook):
         assert line.strip() in own
     assert "0.7, momentum=outer_momentum, nesterov=" in inspect.getsource(lessons.averaged)
     assert "rate 0.7" in text and "momentum 0.9" in text
-
-
-def test_feedback_can_send_a_part_of_the_entries_in_thirty_steps(notebook):
-    entries = sum(map(prod, lessons.GPT_SHAPES))
-    each = compression.kept_entries(entries, 0.01)
-    assert (each, entries) == (297, 29_664) and 0.3 < 30 * each / entries < 0.305
-    text = "\n".join(cell.source for cell in notebook.cells)
-    assert "A rank sends 297 of 29,664 entries in a step" in text
 
 
 def test_fsdp2_has_what_the_text_says(notebook):

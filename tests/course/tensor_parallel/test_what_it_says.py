@@ -57,7 +57,7 @@ def test_fsdp_with_recomputation_does_not_fit(text):
     assert f"128 · 2,048 · 25,600 · 2 bytes = {inputs / 1e9:.1f} GB" in text
     assert f"and {one / 1e9:.2f} GB of one layer's activations" in text
     shard = 16 * 1_008e9 / 3_072
-    assert f"16 · 1,008·10⁹ / 3,072 bytes = {shard / 1e9:.1f} GB" in text
+    assert f"16 · 1,008·10⁹ / 3,072 bytes = {shard / 1e9:.2f} GB" in text
     whole = units + inputs + one
     assert f"Together this is {whole / 1e9:.1f} GB" in text and whole < 80e9 < whole + shard
     smaller = 4 * 12 * WIDTH**2 + inputs + one  # attention and MLP, with gradients
