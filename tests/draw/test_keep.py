@@ -209,7 +209,10 @@ def test_a_shape_has_the_costs_of_its_blocks_on_its_device():
 def test_the_caption_says_what_the_numbers_are_and_what_is_left_out():
     of_shape = keep(GPTShape(layers=2), batch=4, caption="Small on purpose").caption
     assert of_shape.startswith("Predicted for 4 samples on the H100 (bf16): no block was run")
-    assert "Only what blocks hold for backward is counted: no weights, no gradients." in of_shape
+    assert (
+        "Only what blocks hold for backward is counted: no weights, no gradients, no logits."
+        in of_shape
+    )
     assert "joined with others" in keep(SIX, by_hand=True).caption
     assert "joined with others" not in of_shape
     assert of_shape.endswith("Small on purpose.")

@@ -27,17 +27,12 @@ def theirs(share, x):
     torch._dynamo.reset()
     with config.patch(activation_memory_budget=share):
         model = chain()
-        model.compile(backend="aot_eager_decomp_partition")
-        kept = []
-
-        def note(t):
-            kept.append((t.untyped_storage()._cdata, t.untyped_storage().nbytes()))
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            loss = model(x).square().sum()
-        loss.backward()
-    return sum(dict(kept).values()), [p.grad for p in model.parameters()]
+        y = torch.compile(model, backend="aot_eager_decomp_partition")(x)
+        own = {t.untyped_storage()._cdata for t in (x, *model.parameters())}
+        saved = {t.untyped_storage()._cdata: t.nbytes for t in y.grad_fn.saved_tensors}
+        y.square().sum().backward()
+    kept = sum(nbytes for place, nbytes in saved.items() if place not in own)
+    return kept, [p.grad for p in model.parameters()]
 
 
 def test_both_keep_less_for_a_smaller_budget_and_change_no_gradient():
@@ -52,6 +47,5 @@ def test_both_keep_less_for_a_smaller_budget_and_change_no_gradient():
         nbytes, gradients = theirs(share, x)
         other.append(nbytes)
         assert every(torch.allclose(a, b) for a, b in zip(gradients, plain, strict=True))
-    print(whole, ours, other)
-    assert other == sorted(other, reverse=True) and other[-1] < 0.7 * other[0]
-    assert ours == sorted(ours, reverse=True) and ours[-1] < 0.7 * ours[0] and ours[0] == whole
+    assert other == sorted(other, reverse=True) and other[-1] < 0.4 * other[0] == 0.4 * whole
+    assert ours == sorted(ours, reverse=True) and ours[-1] < 0.7 * ours[0]
