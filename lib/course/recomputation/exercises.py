@@ -154,7 +154,8 @@ write = _Write(
 def _dropped(x, weight):
     """A linear map whose result is dropped by half: x [3, I], W [I, 4] -> [3, 4]."""
     y = x @ weight
-    return y * (torch.rand(y.shape, device="cpu") < 0.5)
+    kept = torch.rand(y.shape, device="cpu") < 0.5  # on the CPU on every device: see the exercise
+    return y * kept.to(y.device)
 
 
 def _repair_inputs(ranks: int, size: int) -> list[tuple]:
