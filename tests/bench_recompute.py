@@ -176,7 +176,7 @@ def planned(options):
 def clock(options):
     """A step by the wall clock, each block computed again, against the calibrated prediction."""
     with World(1, device="cpu") as world:
-        machine = calibrate(world, quiet=True)
+        machine = calibrate(world, again=True, quiet=True)
         runs = [by_clock(world, machine, options.repeats) for _ in range(options.launches)]
     for policy, (predicted, _) in runs[0].items():
         measured = statistics.median(run[policy][1] for run in runs)
