@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -11,6 +12,32 @@ ROOT = Path(__file__).parents[2]
 def stored_chapter(name: str):
     """Give the notebook `chapters/<name>.ipynb`."""
     return nbformat.read(ROOT / "chapters" / f"{name}.ipynb", as_version=4)
+
+
+def text_of(notebook) -> str:
+    """Give the text of a chapter, without its code."""
+    return "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def chapter_fixtures(name: str):
+    """Give the fixtures `notebook` and `text` of a chapter, each read once for a file of tests."""
+
+    @pytest.fixture(scope="module")
+    def notebook():
+        return stored_chapter(name)
+
+    @pytest.fixture(scope="module")
+    def text(notebook):
+        return text_of(notebook)
+
+    return notebook, text
+
+
+def minutes_of(text: str) -> tuple[int, int]:
+    """Give the minutes of all headings but those of exercises 2 and 3, and theirs."""
+    found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)
+    later = sum(int(n) for title, n in found if re.match("Exercise [23]", title))
+    return sum(int(n) for _, n in found) - later, later
 
 
 def shown(notebook, words: str) -> str:

@@ -125,7 +125,7 @@ def _wrong(ledger, expected: list, said: str, names: tuple[str, ...] = ()) -> st
 def _named(got, expected, names: tuple[str, ...]) -> str:
     """Return how a rank's result differs, by the names of its tensors where there are any."""
     pair = isinstance(got, tuple | list) and len(got) == len(names)
-    if not names or got is None or not pair:
+    if not names or not pair:
         return difference(got, expected)
     texts = (difference(*trio) for trio in zip(got, expected, names, strict=True))
     return next(filter(None, texts), "")

@@ -182,9 +182,9 @@ def counted_collectives(world) -> dict[str, list[Counter]]:
 def collectives_table(counted: dict[str, list[Counter]]) -> str:
     """Write what `counted_collectives` found."""
     lines = ["          collective        none   all"]
-    for name, (none_again, all_again) in counted.items():
-        for op in sorted(none_again | all_again):
-            lines.append(f"{name:<10}{op:<16}{none_again[op]:>6}{all_again[op]:>6}")
+    for name, (kept, recomputed) in counted.items():
+        for op in sorted(kept | recomputed):
+            lines.append(f"{name:<10}{op:<16}{kept[op]:>6}{recomputed[op]:>6}")
             name = ""
     return "\n".join(lines)
 

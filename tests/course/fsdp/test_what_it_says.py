@@ -19,7 +19,7 @@ from lib.predict.sharded.prefetch import play_units
 from lib.predict.sharded.states import held
 from lib.predict.sharded.traffic import across_hosts
 from lib.ranks.slow_motion import SlowMotion
-from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.course.stored_chapter import main_path, shown, stored_chapter, text_of
 from tests.every import every
 
 ROOT = Path(__file__).parents[3]
@@ -28,10 +28,6 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def notebook():
     return stored_chapter("03-fsdp")
-
-
-def prose(notebook):
-    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
 
 
 def test_the_first_picture_is_what_the_script_draws(notebook):
@@ -62,8 +58,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "1.24 without meta, 0.36 with" in shown(notebook, "lessons.built_on_meta")
     held = re.search(r"scattered: ([\d,]+) .* block with ([\d,]+)", shown(notebook, "replayed"))
     free, largest = (int(n.replace(",", "")) / 1e6 for n in held.groups())
-    assert f"{free:.2f} MB are free, of which {largest:.2f} MB form one block" in prose(notebook)
-    assert f"The other {free - largest:.2f} MB lie in holes" in prose(notebook)
+    assert f"{free:.2f} MB are free, of which {largest:.2f} MB form one block" in text_of(notebook)
+    assert f"The other {free - largest:.2f} MB lie in holes" in text_of(notebook)
     mixed = shown(notebook, "torch.bfloat16")
     assert re.search(r"all_gather +12 +271,104\n.* reduce_scatter +6 +271,104", mixed)
     gains = re.findall(r"(\d+)%   18%", shown(notebook, "published.table"))
@@ -74,22 +70,22 @@ def test_the_peaks_in_the_text_are_those_of_the_recorded_steps(notebook):
     kept = shown(notebook, "lessons.kept")
     peaks = [int(n.replace(",", "")) / 1e6 for n in re.findall(r"peak ([\d,]+) bytes", kept)]
     assert kept.count("True") == 4 and peaks == sorted(peaks, reverse=True) and len(peaks) == 4
-    assert f"falls from {peaks[0]:.2f} MB to {peaks[3]:.2f} MB" in prose(notebook)
+    assert f"falls from {peaks[0]:.2f} MB to {peaks[3]:.2f} MB" in text_of(notebook)
 
 
 def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     """`fully_shard(model)` alone gathers once; a gather is hidden by a product and its ReLU."""
     rows, speeds = lessons.ROWS, slow_chain.speeds()
     root = fsdp_step(lessons.LARGE, [rows] * 4, speeds, blocks=[8], resharded=False)
-    assert f"gathers once ({1e3 * lessons.until_update(root):.2f} ms)" in prose(notebook)
+    assert f"gathers once ({1e3 * lessons.until_update(root):.2f} ms)" in text_of(notebook)
     exposed = {n: 1 - hidden(fsdp_step(lessons.LARGE, [n] * 4, speeds), speeds)
                for n in (2600, 2800, 3600)}  # fmt: skip
     assert exposed[2800] == pytest.approx(exposed[3600]) == pytest.approx(2 / 16)
-    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 rows a rank" in prose(notebook)
+    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 rows a rank" in text_of(notebook)
     spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
     assert spans[0] == spans[3] < spans[4]
-    assert "a very high one (5 or more in the chain above) delays" in prose(notebook)
-    assert f"1,024 such ranks need {1024 * 2800 / 1e6:.1f} million rows" in prose(notebook)
+    assert "a very high one (5 or more in the chain above) delays" in text_of(notebook)
+    assert f"1,024 such ranks need {1024 * 2800 / 1e6:.1f} million rows" in text_of(notebook)
 
 
 def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(notebook):
@@ -108,9 +104,9 @@ def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(noteb
     updates = sum(row.seconds for row in list(step.where(rank=0, lane="compute"))[-8:])
     assert ends[True, 1] == pytest.approx(step.makespan - updates, abs=1e-6)
     assert lessons.until_update(step) == pytest.approx(step.makespan - updates)
-    assert f"the step takes {1e3 * ends[True, 1]:.2f} ms" in prose(notebook)
+    assert f"the step takes {1e3 * ends[True, 1]:.2f} ms" in text_of(notebook)
     without = fsdp_step(lessons.LARGE, [lessons.ROWS] * 4, speeds, prefetch=0)
-    assert f"the step takes {1e3 * lessons.until_update(without):.2f} ms" in prose(notebook)
+    assert f"the step takes {1e3 * lessons.until_update(without):.2f} ms" in text_of(notebook)
     assert f"{1e3 * ends[True, 1]:.2f} ms\n2 " in shown(notebook, "coarse.reveal")
     assert ends[True, 1] == ends[True, 2] == ends[True, 4] < ends[True, 5]
     peaks = [round(played[kind, 1].peak / 1e6) for kind in (True, False)]
@@ -118,7 +114,7 @@ def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(noteb
         f"the step takes {1e3 * ends[False, 1]:.2f} ms instead of {1e3 * ends[True, 1]:.2f}. "
         f"But it holds all units, {peaks[1]} MB instead of {peaks[0]}."
     )
-    assert words in prose(notebook)
+    assert words in text_of(notebook)
 
 
 def test_over_a_slow_network_no_prefetch_limit_helps(notebook):
@@ -128,9 +124,9 @@ def test_over_a_slow_network_no_prefetch_limit_helps(notebook):
     times, nbytes = lessons.times_of_units(step, lessons.LARGE), lessons.LARGE.nbytes() // 8
     link = {"ranks": 4, "alpha": speeds.alpha, "bandwidth": 20e9}
     spans = [play_units([nbytes] * 8, *times, prefetch=n, **link).end for n in range(1, 7)]
-    assert max(spans) == pytest.approx(min(spans)) and "bandwidth to 20 GB/s" in prose(notebook)
+    assert max(spans) == pytest.approx(min(spans)) and "bandwidth to 20 GB/s" in text_of(notebook)
     gather = time_of("all_gather", 4, nbytes, alpha=speeds.alpha, beta=1 / 20e9)
-    assert f"20 GB/s = {1e3 * gather:.1f} ms" in prose(notebook) and gather > max(times[1])
+    assert f"20 GB/s = {1e3 * gather:.1f} ms" in text_of(notebook) and gather > max(times[1])
 
 
 class FusedNorm(torch.autograd.Function):
@@ -192,17 +188,17 @@ def test_the_activations_in_the_text_are_those_of_a_layer_of_the_8b_model(notebo
     )
     total = each * 8192 * llama.width * llama.layers / 1e9
     words = f"{each:.0f} bytes × 8,192 tokens × 4,096 × 32 layers = {total:.0f} GB"
-    assert words in prose(notebook) and round(each) != 34
-    assert f"{of_mlp:.0f} of the {each:.0f} bytes belong to the MLP" in prose(notebook)
+    assert words in text_of(notebook) and round(each) != 34
+    assert f"{of_mlp:.0f} of the {each:.0f} bytes belong to the MLP" in text_of(notebook)
     states = held(llama.numel, 8, 1).total / 1e9
     assert states < 80 < states + total
-    assert f"As {states:.1f} GB and {total:.0f} GB are more than 80 GB" in prose(notebook)
+    assert f"As {states:.1f} GB and {total:.0f} GB are more than 80 GB" in text_of(notebook)
 
 
 def test_hybrid_sharding_saves_what_the_text_says(notebook):
     full, hybrid = (across_hosts(way, 1.0, 64, 8) for way in ("full", "hybrid"))
     assert hybrid / full == pytest.approx(2 / 27) and full / hybrid == pytest.approx(13.5)
-    assert "2/27" in prose(notebook) and "a factor of 13.5" in prose(notebook)
+    assert "2/27" in text_of(notebook) and "a factor of 13.5" in text_of(notebook)
 
 
 def test_a_parameter_keeps_its_own_version_counter():
@@ -241,7 +237,7 @@ def test_the_names_in_the_table_are_pytorchs():
 def test_the_conventions_in_the_text_are_those_of_the_table(notebook):
     from lib.predict.sharded.states import convention
 
-    text = prose(notebook)
+    text = text_of(notebook)
     for name in ("ZeRO", "FSDP", "Megatron-LM", "DeepSpeed stage 2"):
         each = convention(name)
         assert f"({each.parameters} + {each.gradients} + {each.optimizer})" in text
@@ -255,7 +251,7 @@ def test_the_main_path_is_short(notebook):
 
 
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
-    opening, text = notebook.cells[0].source, prose(notebook)
+    opening, text = notebook.cells[0].source, text_of(notebook)
     said = re.search(
         r"main path takes (\d+) minutes with exercise 1; .* page takes (\d+)\.", opening
     )
@@ -284,7 +280,7 @@ def test_the_published_gather_in_the_text_is_that_of_the_predicted_runs(notebook
     n, moved = ranks.default, 2 * published.GPT3.numel
     gather = (n - 1) / n * moved / published.HOST
     words = f"{moved / 1e9:.0f} GB · {n - 1}/{n} ÷ 250 GB/s = {gather:.1f} s"
-    assert words in prose(notebook) and f"It assumes {n} GPUs" in prose(notebook)
+    assert words in text_of(notebook) and f"It assumes {n} GPUs" in text_of(notebook)
     assert n != 128  # with which the authors' step of batch 2 lost time in the allocator
 
 
@@ -293,7 +289,7 @@ def test_the_times_of_the_offloaded_step_in_the_text_are_predicted(notebook):
     down, host, up = (sorted(step.where(rank=n), key=lambda r: r.end) for n in (1, 2, 3))
     assert up[-1].start >= host[-1].end - 1e-12  # the last copy up is exposed
     assert every(row.end <= host[-1].end for row in up[:-1])
-    text = prose(notebook)
+    text = text_of(notebook)
     assert f"All copies but the last one up ({1e3 * up[-1].seconds:.1f} ms) hide" in text
     assert f"when backward is over, at {1e3 * host[0].start:.1f} ms" in text
     assert f"the first gradient arrives at {1e3 * down[0].end:.1f} ms" in text

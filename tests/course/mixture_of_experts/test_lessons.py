@@ -15,18 +15,10 @@ from lib.ranks import RankError, collectives
 from lib.ranks.calibrate import calibrate
 from lib.single.experts.balance import LOSSES, squared_variation
 from lib.single.experts.gates import Gate
-from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
 from tests.every import every
 
-
-@pytest.fixture(scope="module")
-def notebook():
-    return stored_chapter("08-mixture-of-experts")
-
-
-@pytest.fixture(scope="module")
-def text(notebook):
-    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+notebook, text = chapter_fixtures("08-mixture-of-experts")
 
 
 # --- on ranks
@@ -138,16 +130,13 @@ def test_the_main_path_is_short(notebook):
 
 
 def test_the_minutes_are_those_of_the_headings(text):
-    found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)
-    minutes = [(title, int(n)) for title, n in found]
-    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
-    main = sum(n for _, n in minutes) - later
+    main, later = minutes_of(text)
     told = re.search(
         r"main path with exercise 1 takes (\d+) minutes, one class\. Exercises 2 and 3 take (\d+)",
         text,
     )
     assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
-    assert main <= 50 and len(minutes) == 12
+    assert 0 < main <= 50 and len(re.findall(r"^## .* min\)$", text, re.M)) == 12
 
 
 def test_the_problem_adds_up(text):

@@ -1,28 +1,20 @@
 """The numbers that chapter 0 says in its text, computed from the formulas."""
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from lib.predict.collectives import formulas
 from lib.predict.collectives.nodes import all_reduce, errors, nodes_of
 from lib.predict.hardware import link, sweep, sweeps
-from tests.course.stored_chapter import shown, stored_chapter
+from tests.course.stored_chapter import chapter_fixtures, shown
 
 NVLINK = link("NVLink4")
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return stored_chapter("00-ranks")
+notebook, text = chapter_fixtures("00-ranks")
 
 
-@pytest.fixture(scope="module")
-def text(chapter):
-    return "\n\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
-
-
-def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(chapter, text):
+def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(notebook, text):
     four = [formulas.cost(name, 4, 10**6, *prices()) for name in ("logarithmic", "ring")]
     assert [f"{time * 1e6:.1f}" for time in four] == ["22.5", "23.7"]
     assert "nearly equal (22.5 and 23.7 µs)" in text
@@ -30,7 +22,7 @@ def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(chapter, t
     ring = formulas.all_reduce("ring", 64, 10**9 // 4)
     assert round(central.critical_bytes / 1e9) == 126 and round(max(ring.sent) / 1e9) == 2
     assert "each sends 2 GB, whereas in *linear* 126 GB pass through rank 0" in text
-    assert "It is ring." in (table := shown(chapter, "formulas.cost(m, 64"))
+    assert "It is ring." in (table := shown(notebook, "formulas.cost(m, 64"))
     assert "predicted, µs" in table
 
 
@@ -60,9 +52,9 @@ def six_times(numel):
     }
 
 
-def test_everyone_is_as_fast_as_the_text_says(chapter, text):
+def test_everyone_is_as_fast_as_the_text_says(notebook, text):
     times = six_times(250_000)
-    lines = shown(chapter, "formulas.seconds(formula, ").splitlines()
+    lines = shown(notebook, "formulas.seconds(formula, ").splitlines()
     assert lines == [f"{name:<17}{time:5.1f} µs predicted" for name, time in times.items()]
     for words in (
         f"*Everyone*, with 3 · (3.4 + 2.22) = {times['everyone']:.1f} µs",

@@ -13,18 +13,10 @@ from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.sharded.offload import host_speeds
 from lib.single.recompute import kept_bytes, recompute
-from tests.course.stored_chapter import main_path, shown, stored_chapter
+from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
 from tests.every import every as every_one
 
-
-@pytest.fixture(scope="module")
-def notebook():
-    return stored_chapter("09-recomputation")
-
-
-@pytest.fixture(scope="module")
-def text(notebook):
-    return "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+notebook, text = chapter_fixtures("09-recomputation")
 
 
 def test_the_main_path_is_short(notebook):
@@ -33,10 +25,7 @@ def test_the_main_path_is_short(notebook):
 
 
 def test_the_minutes_are_those_of_the_headings(text):
-    found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)
-    minutes = [(title, int(n)) for title, n in found]
-    later = sum(n for title, n in minutes if re.match("Exercise [23]", title))
-    main = sum(n for _, n in minutes) - later
+    main, later = minutes_of(text)
     told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
     assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
     assert main <= 50

@@ -18,32 +18,35 @@ from torch.nn.functional import cross_entropy
 
 from lib.course.tensor_parallel import lessons, slow
 from lib.course.tensor_parallel.stranger import Stranger
+from lib.parallel.tensor import tensor_parallel
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.memory import published_layer
 from lib.predict.tensor.products import split_steps
 from lib.predict.tensor.step import SUM, passes, tensor_parallel_step
 from lib.ranks.mesh import mesh
-from tests.course.stored_chapter import shown, stored_chapter
+from tests.course.stored_chapter import chapter_fixtures, shown
 from tests.every import every
 
 SHAPE = GPTShape(width=32, heads=4, layers=2, sequence=16)
 WIDTH, LAYERS = 25_600, 128  # Megatron-LM's largest
 
 
-@pytest.fixture(scope="module")
-def notebook():
-    return stored_chapter("04-tensor-parallel")
-
-
-@pytest.fixture(scope="module")
-def text(notebook):
-    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+notebook, text = chapter_fixtures("04-tensor-parallel")
 
 
 @pytest.fixture
 def world(worlds):
     return worlds(4)
+
+
+def test_a_ranks_peak_is_the_share_of_the_plain_one_that_the_text_says(world, notebook, text):
+    """The cell prints rounded MB; here are the bytes."""
+    plain = lessons.peak(SHAPE, lambda model: model)
+    ours = max(world.run(lessons.peak, SHAPE, tensor_parallel))
+    assert f"A rank's peak is {100 * ours / plain:.0f} % of the plain model's" in text
+    printed = re.findall(r"peak: ([\d.]+) MB", shown(notebook, "lessons.StepOf"))
+    assert printed[:2] == [f"{nbytes / 1e6:.2f}" for nbytes in (plain, ours)]
 
 
 # --- the problem and the ways to split a product
