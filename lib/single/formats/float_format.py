@@ -10,6 +10,13 @@ number rounds stochastically. The difference of the two biases is subtracted at 
 [Note: subnormal numbers]
 Below the smallest normal number the small format has fixed steps. Adding a power of two whose last
 bit is one step lets the processor round to a multiple of it, ties to even.
+
+[Note: PyTorch's own casts]
+They give the same codes. To float16, bfloat16 and float8_e5m2 they overflow to infinity
+(overflow="infinity"). To float8_e4m3fn they saturate in PyTorch 2.13 on the CPU, infinity too;
+versions before pull request 178817 of April 2026 gave NaN, and `fill_` refuses such a number. To
+float8_e8m0fnu they overflow to NaN, and round up whatever is above 2^-127, the smallest number,
+even where that one is nearer. PyTorch has no casts to TF32 and to formats of 4 and 6 bits.
 """
 
 import functools

@@ -23,7 +23,7 @@ from lib.single.formats import (
 from tests.every import every
 
 # PyTorch's type, the whole number of its size, and what its cast does with what is too large.
-# The cast to float8_e4m3fn saturates in PyTorch 2.13 on the CPU, for infinity too.
+# See [Note: PyTorch's own casts] in float_format.py.
 CASTS = {
     FP16: (torch.float16, torch.int16, "infinity"),
     BF16: (torch.bfloat16, torch.int16, "infinity"),
@@ -103,6 +103,18 @@ def test_encoding_is_pytorchs_cast(form, numbers):
     assert_same(form, form.encode(x, overflow=CASTS[form][2]), theirs(form, x))
     wrong = form.encode(x.view(torch.int32).bitwise_and(-(2**20)).view(torch.float32))
     assert not torch.equal(wrong.int(), theirs(form, x))  # a bite: cut off and not rounded
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("numel", [1, 7, 8, 16, 33])
+def test_pytorchs_cast_to_e4m3_saturates(dtype, numel):
+    """For every number in a vector register and for those that are left over."""
+    for number in (465.0, 1e4, math.inf):
+        assert (
+            torch.full((numel,), number, dtype=dtype).to(torch.float8_e4m3fn).float().eq(448).all()
+        )
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.full((numel,), 465.0, dtype=torch.float8_e4m3fn)
 
 
 def test_pytorchs_cast_to_e8m0_is_not_to_the_nearest_below_its_second_number():
