@@ -57,8 +57,8 @@ write = Stochastic(
         "lies between its two neighbours?",
         "`x.view(torch.int32)` gives the bits as whole numbers. If you add a random whole number "
         "from 0 to 2^16 - 1, how often does the sum carry into the upper half?",
-        "Clear the lower half with `& -(2**16)`, and go back with `.view(torch.float32)`. Draw with "
-        "torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32).",
+        "Draw with torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32). Clear "
+        "the lower half of the sum with `& -(2**16)`, and go back with `.view(torch.float32)`.",
     ),
 )
 
