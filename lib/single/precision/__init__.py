@@ -1,1 +1,8 @@
 """Training with numbers of fewer bits: what is rounded, when, and what keeps it from being lost."""
+
+from lib.single.precision.loss_scaler import LossScaler
+from lib.single.precision.master_weights import MasterWeights
+from lib.single.precision.mixed import mixed
+from lib.single.precision.rounded_weights import RoundedWeights
+
+__all__ = ["LossScaler", "MasterWeights", "RoundedWeights", "mixed"]
