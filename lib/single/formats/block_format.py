@@ -7,10 +7,10 @@ MX's scales are powers of two, E8M0. With m the largest magnitude of a block, th
 2^(floor(log2 m) - emax), where 2^emax is the largest power of two among the elements. That is the
 rule of the specification ("floor"). The largest element then lies between 2^emax and 2^(emax + 1),
 and what is above the largest number saturates: up to a quarter of it in MXFP4, where 7.9 becomes 6.
-Two other rules are in use. "ceil" takes the smallest scale with which nothing saturates: Mishra et
-al. 2025, "Recipes for Pre-training LLMs with MXFP8" (arXiv 2506.08027), whose training could
-diverge with the specification's rule and did not with this one (RCEIL in torchao). "even" rounds m to the
-element's mantissa first, ties up, as if it were an element (EVEN in torchao).
+Two other rules are in use. "ceil" takes the smallest scale with which nothing saturates (RCEIL in
+torchao): Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8" (arXiv 2506.08027), whose
+training could diverge with the specification's rule. "even" rounds m to the element's mantissa
+first, ties up (EVEN in torchao).
 
 [Note: the scales of NVFP4]
 E4M3 has a mantissa, so a scale fits its block more closely than a power of two does, but it has few
