@@ -6,9 +6,9 @@
 
 [Note: rounded]
 Weights, biases, gradients that arrive and results stay float32 or bfloat16: only what enters a
-product is rounded, and sums are float32. So the optimizer's steps are as fine as before. The layers'
-inputs are kept for backward in 8 bits instead of 32 or 16. A gradient is that of the rounded
-product, as if rounding were not there (a straight-through estimate): dx is made with the rounded W.
+product is rounded, and sums are float32. So the optimizer's steps are as fine as before. Backward
+finds the layers' inputs in 8 bits instead of 32 or 16. A gradient is that of the rounded product,
+as if rounding were not there (a straight-through estimate): dx is made with the rounded W.
 
 [Note: tiles]
     scaling    x, dy     W          gives each product

@@ -1,6 +1,6 @@
 """Products of scaled matrices by `torch._scaled_mm`, on the machines whose PyTorch has them.
 
-    a [M, K] row by row in memory,  b [N, K] row by row, so that its transpose [K, N] lies by columns
+    a [M, K] and b [N, K] row by row in memory, so that bᵀ [K, N] lies column by column
 
 NVIDIA GPUs need compute capability 8.9 for one scale for each matrix and 9.0 for one for each row;
 there K and N are multiples of 16, the two formats are not both e5m2, and with a scale for each row
