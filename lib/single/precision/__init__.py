@@ -2,14 +2,7 @@
 
 from lib.single.precision.delayed_scaling import DelayedScaling, update_scales
 from lib.single.precision.fp8 import Fp8Linear, fp8
-from lib.single.precision.scaled import Scaled, product, scaled
+from lib.single.precision.microscaled import MicroscaledLinear, microscaled
 
-__all__ = [
-    "DelayedScaling",
-    "Fp8Linear",
-    "Scaled",
-    "fp8",
-    "product",
-    "scaled",
-    "update_scales",
-]
+__all__ = ["DelayedScaling", "Fp8Linear", "fp8", "update_scales"]
+__all__ += ["MicroscaledLinear", "microscaled"]

@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from lib.predict.arguments import whole
 from lib.single.precision.delayed_scaling import CHOICES, DelayedScaling
+from lib.single.precision.replace import replace_linear
 from lib.single.precision.scaled import FORMATS, Scaled, product, scaled
 from lib.single.precision.scaled_mm import machine_product
 
@@ -91,20 +92,7 @@ def fp8(model: nn.Module, scaling: str = "tensor", *, keep: Sequence[str] = (), 
     step. Raises ValueError for other words, and for names in `keep` that the model has not.
     """
     recipe = Recipe(scaling, **options)
-    names = dict(model.named_modules(remove_duplicate=False))
-    for name in keep:
-        if name not in names:
-            raise ValueError(f"The model has no module {name!r} that could be kept.")
-    replaced: dict[nn.Module, Fp8Linear] = {}
-    for name, module in names.items():
-        kept = any(name == other or name.startswith(f"{other}.") for other in keep)
-        if type(module) is nn.Linear and not kept:
-            if not name:
-                return Fp8Linear(module, recipe)
-            layer = replaced.setdefault(module, Fp8Linear(module, recipe))
-            parent, _, own = name.rpartition(".")
-            setattr(names[parent], own, layer)
-    return model
+    return replace_linear(model, lambda linear, _: Fp8Linear(linear, recipe), keep)
 
 
 class Fp8Linear(nn.Linear):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib.single.precision import DelayedScaling, fp8, scaled, update_scales
+from lib.single.precision import DelayedScaling, fp8, update_scales
+from lib.single.precision.scaled import scaled
 from tests.every import every
 
 LARGEST = 448.0

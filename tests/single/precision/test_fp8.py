@@ -9,7 +9,8 @@ from torch.nn.functional import linear
 
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss, train
-from lib.single.precision import Fp8Linear, fp8, scaled, update_scales
+from lib.single.precision import Fp8Linear, fp8, update_scales
+from lib.single.precision.scaled import scaled
 from tests.every import every
 
 SMALL = GPTShape(width=32, heads=2, layers=1, sequence=16)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lib.single.precision import fp8, product, scaled
+from lib.single.precision import fp8
 from lib.single.precision import scaled_mm as module
+from lib.single.precision.scaled import product, scaled
 from lib.single.precision.scaled_mm import machine_product, reason_against
 
 
