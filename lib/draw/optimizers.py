@@ -1,6 +1,7 @@
 """What each optimizer keeps of a model, beside its loss over a few seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import isfinite, prod
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ class _Model(NamedTuple):
     """Holds a model's name and its parameters, as `state_bytes` takes them."""
 
     name: str
-    shapes: ModelShape | Sequence[Sequence[int]]
+    shapes: ModelShape | tuple[tuple[int, ...], ...]
 
     @property
     def numel(self) -> int:
@@ -112,12 +113,13 @@ def _models(size) -> tuple[list[_Model], int]:
     if isinstance(size, str):
         return every, [one.shapes for one in every].index(model(size))
     if not isinstance(size, ModelShape):
-        size = [tuple(whole(n, "A size of a shape") for n in shape) for shape in size]
+        size = tuple(tuple(whole(n, "A size of a shape") for n in shape) for shape in size)
         if not size:
             raise ValueError("There are no shapes: give one for each parameter.")
     return [_Model("the given model", size), *every], 0
 
 
+@cache
 def _kept(one: _Model, name: str, precision: str) -> int:
     """Return the bytes of an optimizer's states for a model."""
     known, options = OPTIMIZERS[name]
