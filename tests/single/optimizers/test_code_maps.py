@@ -1,4 +1,4 @@
-"""Codes of 8 bits: the values of the maps by hand, and the nearest one exactly, border by border."""
+"""Codes of 8 bits: the maps by hand, and the nearest value exactly, border by border."""
 
 from fractions import Fraction
 
