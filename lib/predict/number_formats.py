@@ -120,15 +120,15 @@ class NumberFormat:
 
         What rounds to more than `largest`, and infinity itself, becomes `largest` with
         overflow="saturate". With "infinity" it becomes infinity, or NaN in a format without one. A
-        format without a sign keeps the magnitude alone. NaN becomes `largest` in a format without
-        NaN.
+        format without a sign keeps the magnitude alone. NaN loses its sign, and becomes `largest`
+        in a format without NaN.
 
         Raises ValueError for another `overflow`, and for "infinity" where neither exists.
         """
         self.check_overflow(overflow)
         sign = self.sign_code if math.copysign(1.0, number) < 0 else 0
         if math.isnan(number):
-            return self.largest_code if self.nan_code is None else sign | self.nan_code
+            return self.largest_code if self.nan_code is None else self.nan_code
         limit = self.largest_code + (overflow == "infinity")
         if math.isinf(number):
             return sign | limit

@@ -1,4 +1,4 @@
-"""How methods begin: all ranks must have built the same model, and take the first rank's values."""
+"""What all ranks agree on: the model they begin with, its values, and whether a step is taken."""
 
 import zlib
 from itertools import zip_longest
@@ -39,3 +39,15 @@ def from_first(tensor: torch.Tensor, group) -> None:
     values = tensor.detach().contiguous().view(-1)
     dist.broadcast(values.view(torch.uint8), group=group, group_src=0)
     tensor.detach().copy_(values.view(tensor.shape))
+
+
+def found_anywhere(flag: torch.Tensor, group=None, device=None) -> torch.Tensor:
+    """Return the largest flag of all ranks of the group, the same on each: one all_reduce of [].
+
+    A loss scaler finds infinity in the gradients that its rank has. Where these are shards, others
+    may have found none, and ranks that skip a step alone diverge. Every rank must call this, also
+    one that has no gradients. The flag is exchanged on `device`, by default its own.
+    """
+    flags = flag.detach().to(device or flag.device, torch.float32, copy=True)
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+    return flags

@@ -8,6 +8,13 @@ always the same tensors: to free them, their storage is given the size 0, and to
 it gets its memory back and is filled in place. Autograd counts them as unchanged. The buffer of
 whole gradients comes and goes in the same way; it has memory only while it is sent. Until then each
 gradient stays where backward has put it, so that two buffers are never there while one fills.
+
+[Note: where the mean is divided]
+A mean of n gradients is their sum divided by n. In fp32 and bf16 the division follows the sum, of
+which only a shard is left by then. In fp16, whose largest number is 65,504, such a sum may be
+infinite where the mean is not, and gradients that are divided by n first may become zero. So there
+the buffer is divided by a power of two near the root of n before it is sent, and the sum by the
+rest: each of the two dangers begins a factor of about the root of n later.
 """
 
 import functools
@@ -35,6 +42,7 @@ class FlatParameters:
         self.trained, self.dtype = first.requires_grad, first.dtype
         self.param_dtype = param_dtype if param_dtype and first.is_floating_point() else self.dtype
         self.reduce_dtype = reduce_dtype or self.param_dtype
+        self.divided = first_divisor(groups.size) if self.reduce_dtype == torch.float16 else 1
         self.rank = dist.get_rank(groups.shard)
         shapes = [parameter.shape for parameter in self.parameters]
         self.layout = Layout(shapes, dist.get_world_size(groups.shard))
@@ -219,6 +227,8 @@ class FlatParameters:
             for grad, size in zip(grads, layout.sizes)
         ]
         torch.cat([*parts, zeros[: layout.length - layout.numel]], out=self.gradient)
+        if self.divided > 1:
+            self.gradient.div_(self.divided)
 
     def reduce(self) -> dist.Work:
         """Launch the reduce_scatter of the buffer that `fill` has filled."""
@@ -236,7 +246,8 @@ class FlatParameters:
 
     def keep(self) -> None:
         """Add the mean of the gradients to those of this rank's pieces."""
-        mean, self.reduced = self.reduced.div_(self.groups.size).to(self.dtype), None
+        rest = self.groups.size / self.divided
+        mean, self.reduced = self.reduced.div_(rest).to(self.dtype), None
         if self.hosted is None:
             self._add(mean)
         else:
@@ -260,6 +271,17 @@ class FlatParameters:
             elif self.filled[n] or piece.any():  # another rank may have used it
                 parameter.grad = piece
         self.filled = bytearray(len(self.weights))
+
+
+def first_divisor(ranks: int) -> int:
+    """Return by what a gradient in fp16 is divided before it is sent, as PyTorch's FSDP chooses it.
+
+    It is the smallest power of two whose square is at least `ranks`, as far as it divides them.
+    """
+    divisor = 1
+    while ranks % divisor == 0 and ranks / divisor > divisor:
+        divisor *= 2
+    return divisor
 
 
 def _as_bytes(shard, parts, group) -> None:

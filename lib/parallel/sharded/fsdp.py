@@ -30,7 +30,7 @@ from lib.parallel.sharded.schedule import Schedule
 from lib.parallel.sharded.unit import Unit, groups_of
 from lib.parallel.sharded.units import find_units, weights_by_unit
 from lib.predict.arguments import whole
-from lib.ranks.agreement import from_first, same_everywhere
+from lib.ranks.agreement import found_anywhere, from_first, same_everywhere
 from lib.single.host_memory import HostMemory
 
 
@@ -183,6 +183,13 @@ class FSDP(nn.Module):
         return clip.clip_grad_norm_(
             gradients, self.groups.shard, like, max_norm, norm_type, working
         )
+
+    def found_anywhere(self, flag: torch.Tensor) -> torch.Tensor:
+        """Return the largest flag of the ranks that share the gradients, for a loss scaler.
+
+        Ranks that hold equal shards find the same, so on a mesh one line of it is asked.
+        """
+        return found_anywhere(flag, self.groups.shard, self.groups.device)
 
     @contextlib.contextmanager
     def _on_the_host(self):

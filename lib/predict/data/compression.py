@@ -64,6 +64,19 @@ def quantized_in_pieces(
     return [Call("all_to_all", payload), Call("all_gather", payload)]
 
 
+def cast(shapes, ranks: int, itemsize: int = 2, *, widened: bool = False) -> list[Call]:
+    """Return the all_reduce of all gradients in a format of `itemsize` bytes.
+
+    With `widened` its two halves are an all_to_all of pieces, which each rank adds up in fp32, and
+    an all_gather of the sums; the pieces are padded to be equal.
+    """
+    numel = _numel(shapes)
+    if not widened:
+        return [Call("all_reduce", numel * itemsize)]
+    padded = -(-numel // ranks) * ranks * itemsize
+    return [Call("all_to_all", padded), Call("all_gather", padded)]
+
+
 def sign(shapes, ranks: int, itemsize: int = 4) -> list[Call]:
     """Return the all_gather of one bit for each entry and one scale for each tensor."""
     shapes = list(shapes)

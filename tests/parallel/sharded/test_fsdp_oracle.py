@@ -71,9 +71,18 @@ def test_ten_steps_are_fully_shards_bit_for_bit(worlds, kind):
         assert every(torch.equal(state[name], their_state[name]) for name in state)
 
 
-@pytest.mark.parametrize("reduce_dtype", [torch.float32, torch.bfloat16])
-def test_mixed_precision_is_fully_shards_bit_for_bit(worlds, reduce_dtype):
-    policy = torch.bfloat16, reduce_dtype
+POLICIES = [
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, None),
+    (torch.float32, torch.bfloat16),
+    (torch.float16, torch.float32),
+    (torch.float16, torch.float16),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_mixed_precision_is_fully_shards_bit_for_bit(worlds, policy):
     mine, oracle = (
         worlds(2).run(ten_steps, models.Tokens, make, policy=policy) for make in (ours, theirs)
     )

@@ -1,4 +1,4 @@
-"""Compression of gradients: top-k, quantization, sign and PowerSGD.
+"""Compression of gradients: top-k, quantization, sign, PowerSGD, and a smaller number format.
 
     p_r [N] on rank r: its gradients, and with error feedback also its residual
     c_r [N] is what r's message encodes;  every rank gets 1/n · Σ c_r;  p_r - c_r stays on r
@@ -16,7 +16,8 @@ and each rank receives more the more ranks there are. PowerSGD is linear in the 
 all_reduce can sum its factors. lib/predict/data/compression.py has the exact bytes and the sources.
 """
 
+from lib.parallel.data.compressors.cast import Cast
 from lib.parallel.data.compressors.gathered import Quantized, Sign, TopK
 from lib.parallel.data.compressors.power_sgd import PowerSGD
 
-__all__ = ["PowerSGD", "Quantized", "Sign", "TopK"]
+__all__ = ["Cast", "PowerSGD", "Quantized", "Sign", "TopK"]
