@@ -22,7 +22,7 @@ Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural netw
 kept: Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982), section 2.2.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,11 +62,16 @@ class Muon(ListwiseOptimizer):
         check_options(defaults)
         super().__init__(params, defaults)
         for parameter in (p for group in self.param_groups for p in group["params"]):
-            if parameter.dim() != 2:
+            shape = list(self.whole_shape(parameter))
+            if len(shape) != 2:
                 raise ValueError(
-                    f"Muon updates matrices, but a parameter has the shape {list(parameter.shape)}."
-                    " Give it to AdamW; split_parameters(model) tells which is which."
+                    f"Muon updates matrices, but a parameter has the shape {shape}. Give it to "
+                    "AdamW; split_parameters(model) tells which is which."
                 )
+
+    def whole_shape(self, parameter: Tensor) -> Sequence[int]:
+        """Return the shape of a whole parameter, of which a rank may have a part."""
+        return parameter.shape
 
     def update(self, group: dict, parameters: list[Tensor]) -> None:
         """Update these matrices one by one."""
@@ -129,21 +134,29 @@ def split_parameters(
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters of a model that Muon should train, and the others, which AdamW should.
 
-    Muon's are the matrices that map hidden activations to hidden activations: the weights of linear
-    layers. Embeddings, the last linear layer of the model, which gives its outputs (the head), all
-    vectors, and convolutions are AdamW's, and so are parameters whose name begins with one of
-    `exclude`. Parameters that are not trained are in neither list, and shared ones are in one.
+    Muon's are those of `hidden_matrices`. Parameters that are not trained are in neither list, and
+    shared ones are in one.
+    """
+    names = set(hidden_matrices(model, exclude))
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = [parameter for name, parameter in trained if name in names]
+    return hidden, [parameter for name, parameter in trained if name not in names]
+
+
+def hidden_matrices(model: nn.Module, exclude: Collection[str] = ()) -> list[str]:
+    """Return the names of the matrices that map hidden activations to hidden activations.
+
+    They are the weights of linear layers, but not of the model's last one, which gives its outputs
+    (the head), and not those that are also an embedding's. Nor are those whose name begins with one
+    of `exclude`. Embeddings, vectors and convolutions are AdamW's. Ask the plain model: methods
+    that split its layers keep the names.
     """
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    inner = {id(linear.weight) for linear in linears[:-1]}
-    if linears:
-        inner.discard(id(linears[-1].weight))  # it may be tied to an earlier one
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            inner.discard(id(module.weight))
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name.startswith(tuple(exclude)):
-            inner.discard(id(parameter))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hidden = [parameter for parameter in trained if id(parameter) in inner]
-    return hidden, [parameter for parameter in trained if id(parameter) not in inner]
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    inner = {id(linear.weight) for linear in linears}
+    inner -= {id(module.weight) for module in (*linears[-1:], *tables)}
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) in inner and not name.startswith(tuple(exclude))
+    ]
