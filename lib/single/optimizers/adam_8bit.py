@@ -86,16 +86,21 @@ class Adam8bit(ListwiseOptimizer):
                 self.state[parameter][key] = value.to(device, copy=True)
 
 
-def first_state(numel: int, device: torch.device, group: dict) -> dict:
-    """Return the state of `numel` numbers before the first step: both moments are zeros."""
+def first_state(
+    numel: int, device: torch.device, group: dict, whole_numel: int | None = None
+) -> dict:
+    """Return the state of `numel` numbers before the first step: both moments are zeros.
+
+    `whole_numel` counts the numbers of the whole parameter where these are a part of it.
+    """
     state: dict = {"step": counter()}
     for name, signed in MOMENTS.items():
-        if numel < group["smallest"]:
-            state[name] = torch.zeros(numel, device=device, dtype=torch.float32)
+        numbers = torch.zeros(numel, device=device, dtype=torch.float32)
+        if (numel if whole_numel is None else whole_numel) < group["smallest"]:
+            state[name] = numbers
         else:
-            numbers = torch.zeros(numel, device=device, dtype=torch.float32)
             codes = code_map(group["kind"], signed).to(device)
-            encoded = codes.encode(numbers, group["block"] or numel)
+            encoded = codes.encode(numbers, group["block"] or max(numel, 1))
             state[f"{name}_codes"], state[f"{name}_maxima"] = encoded
     return state
 
