@@ -2,7 +2,7 @@
 
     language   a GPT on bytes: tokens [8, 32] -> logits [8, 32, 256]    learns in fp16 as it is
     detector   4 offsets for each box: [4096, 8] -> [4096, 4]           needs a scaled loss
-    columns    a fit to columns of very different sizes: [64, 16] -> [64, 1]  needs master weights
+    regression a fit to one table by small steps: [64, 16] -> [64, 1]   needs master weights
 
 They stand for what Micikevicius et al. 2018 (arXiv 1710.03740, section 4) found in large networks:
 classifiers of images needed no scaling, a detector with many boxes and a large LSTM did, and a
@@ -14,11 +14,12 @@ language   The loss is a mean over 256 tokens, so a gradient is seldom below 2^-
 detector   The loss is a mean over 16,384 offsets, each about 1% of the image's width. Its gradient
            by one offset is about 2 · 0.01 / 16,384 = 1.2e-6; in front of the last matrix, whose
            entries are drawn with a deviation of 0.001, it is below 2^-25 = 3e-8, and rounds to 0.
-columns    The smallest column is a tenth of the largest, so its weights have a hundredth of the
-           slope. The batch is always the same: there is no noise, and updates of less than half the
+regression The table's last column is a third as large as the first, so that it takes many small
+           steps. The batch is always the same: there is no noise, and updates of less than half the
            distance between two numbers of fp16 round to nothing, in each step again.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss
 
 SMALL_GPT = GPTShape(width=32, heads=2, layers=2, sequence=32)
 BOXES, OFFSET, HEAD = 4096, 0.01, 0.001  # HEAD: deviation of the detector's last matrix
-ROWS, COLUMNS = 64, 16
+ROWS, COLUMNS, HIDDEN = 64, 16, 128
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,12 @@ class Network:
 
 def text(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and the tokens that follow them from the course's text, [8, 32] each."""
-    return Batches(8, SMALL_GPT.sequence, seed=seed)[step]
+    return _batches(seed)[step]
+
+
+@functools.cache
+def _batches(seed: int) -> Batches:
+    return Batches(8, SMALL_GPT.sequence, seed=seed)
 
 
 def detector(seed: int) -> MLP:
@@ -72,9 +78,9 @@ def boxes(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _here(x), _here(OFFSET * (x @ directions).abs())
 
 
-def columns(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return 16 columns, the last a tenth of the first, and a sum of them: [64, 16], [64, 1]."""
-    sizes = torch.logspace(0, -1, COLUMNS, device="cpu")
+def rows(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a table of 64 rows, [64, 16], and a weighted sum of its columns, [64, 1]."""
+    sizes = torch.logspace(0, -0.5, COLUMNS, device="cpu")
     drawn = _normal(seed, ROWS + 1, COLUMNS)
     x, weights = drawn[:ROWS] * sizes, drawn[ROWS:] / sizes / 4
     return _here(x), _here(x @ weights.mT)
@@ -86,7 +92,7 @@ def _normal(seed: int, *shape: int) -> torch.Tensor:
 
 
 def _here(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that was drawn on the CPU, so that it is the same everywhere, where it is used."""
+    """Return on the default device a tensor drawn on the CPU, so that it is the same anywhere."""
     return tensor.to(torch.get_default_device())
 
 
@@ -98,8 +104,9 @@ DETECTOR = Network(
     "detector", "a scaled loss", 300, detector, boxes, mean_squares,
     lambda parameters: torch.optim.Adam(parameters, 3e-3),
 )  # fmt: skip
-COLUMN_FIT = Network(
-    "columns", "master weights", 1000, lambda seed: MLP(MLPShape((COLUMNS, 32, 1)), seed), columns,
-    mean_squares, lambda parameters: torch.optim.SGD(parameters, 2e-3),
+REGRESSION = Network(
+    "regression", "master weights", 1500,
+    lambda seed: MLP(MLPShape((COLUMNS, HIDDEN, 1)), seed), rows, mean_squares,
+    lambda parameters: torch.optim.SGD(parameters, 1e-3),
 )  # fmt: skip
-NETWORKS = {network.name: network for network in (LANGUAGE, DETECTOR, COLUMN_FIT)}
+NETWORKS = {network.name: network for network in (LANGUAGE, DETECTOR, REGRESSION)}

@@ -81,7 +81,7 @@ def final_losses(
 
 
 def table(finals: dict[tuple[str, str], list[float]]) -> str:
-    """Write final losses as multiples of fp32's with the same seed: lowest and highest by recipe."""
+    """Write final losses as multiples of fp32's with the same seed, the lowest to the highest."""
     recipes = list(dict.fromkeys(recipe for _, recipe in finals if recipe != "fp32"))
     lines = ["loss / fp32's" + "".join(f"{recipe:>18}" for recipe in recipes)]
     for name in dict.fromkeys(name for name, _ in finals):
@@ -101,6 +101,4 @@ def _optimizer(network: Network, recipe: Recipe, model, seed: int):
     if recipe.weights == "master":
         return MasterWeights(optimizer)
     device = next(model.parameters()).device
-    return RoundedWeights(
-        optimizer, recipe.weights, torch.Generator(device).manual_seed(seed)
-    )
+    return RoundedWeights(optimizer, recipe.weights, torch.Generator(device).manual_seed(seed))

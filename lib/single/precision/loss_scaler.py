@@ -106,7 +106,7 @@ class LossScaler:
         self._stages[id(optimizer)] = Stage.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Do the optimizer's step unless a gradient was infinite or NaN; return whether it was done.
+        """Do the optimizer's step unless a gradient was infinite or NaN; return if it was done.
 
         A schedule of the learning rate counts steps that were done, so advance it only after those.
         Gradients are unscaled first unless that was done. Raises RuntimeError for a second step
@@ -163,8 +163,8 @@ class LossScaler:
     def _refuse_another_unscale(self, optimizer) -> None:
         if self._stage(optimizer) is Stage.UNSCALED:
             raise RuntimeError(
-                "unscale_() was already called for this optimizer since the last update(). A second "
-                "call would divide its gradients by the scale twice."
+                "unscale_() was already called for this optimizer since the last update(). A "
+                "second call would divide its gradients by the scale twice."
             )
         if self._stage(optimizer) is Stage.STEPPED:
             raise RuntimeError(
@@ -179,7 +179,7 @@ class LossScaler:
 
 
 def as_fp32(number: float) -> float:
-    """Return a number rounded to fp32, in which PyTorch keeps the scale; infinity above its range."""
+    """Return a number rounded to fp32, in which PyTorch keeps the scale; or infinity."""
     return torch.tensor(number, dtype=torch.float64, device="cpu").float().item()
 
 
@@ -192,8 +192,8 @@ def _gradients(optimizer) -> list[Tensor]:
         if parameter.grad.dtype == torch.float16:
             raise ValueError(
                 f"A gradient of shape {list(parameter.shape)} is in fp16, where dividing it by the "
-                "scale would round small numbers to zero again. Give the optimizer weights in fp32: "
-                "wrap it in MasterWeights."
+                "scale would round small numbers to zero again. Give the optimizer weights in "
+                "fp32: wrap it in MasterWeights."
             )
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()

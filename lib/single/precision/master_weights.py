@@ -23,9 +23,9 @@ class MasterWeights(torch.optim.Optimizer):
 
     It takes an optimizer that was made from the model's weights and has not stepped yet, and puts a
     copy in the place of each weight in fp16 or bf16; other weights stay as they are. `collect`
-    moves the gradients to the copies, as fp32; `step` and `LossScaler.unscale_` call it. From then on
-    they are where `parameters()` and `zero_grad` of this optimizer find them, and not those of the
-    model: clip the gradients of `parameters()`, and call `zero_grad` here. Weights that you change
+    moves the gradients to the copies, as fp32, and `step` and `LossScaler.unscale_` call it. From
+    then on they are gradients of `parameters()` and not of the model: clip them there, and forget
+    them with `zero_grad` of this optimizer, not with the model's. Weights that you change
     yourself (loading, initialization) must be told: call `refresh()`. Raises ValueError for an
     optimizer that has stepped or that has no weight in 16 bits.
     """

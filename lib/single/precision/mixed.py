@@ -56,8 +56,8 @@ def mixed(
     """
     if format not in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"Products run in torch.float16 or torch.bfloat16, not in {format}. For smaller formats "
-            "see lib.single.precision.fp8."
+            f"Products run in torch.float16 or torch.bfloat16, not in {format}. For smaller "
+            "formats see lib.single.precision.fp8."
         )
     if any(getattr(hook, "__func__", None) is _Around.enter
            for hook in model._forward_pre_hooks.values()):  # fmt: skip
@@ -92,7 +92,7 @@ class Formats(TorchFunctionMode):
         self.dtypes = {name: format for row in PRODUCTS for name in PRODUCTS[row]}
         for row in keep:
             names = {**PRODUCTS, **FP32}.get(row, set())
-            self.dtypes |= {name: torch.float32 for name in names}
+            self.dtypes |= dict.fromkeys(names, torch.float32)
         self.operations: dict[tuple[str, torch.dtype], int] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -1,4 +1,4 @@
-"""The loss scaler does what PyTorch's does, step by step, and refuses what would go wrong quietly."""
+"""The loss scaler does what PyTorch's does, step by step, and refuses to go wrong quietly."""
 
 import copy
 

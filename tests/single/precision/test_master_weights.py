@@ -134,7 +134,7 @@ def test_bytes_are_four_for_each_weight_of_16_bits():
 
 @half
 def test_the_scaler_unscales_the_copies_in_fp32(dtype):
-    """Gradients of 2^-20 keep their value, which in fp16 would be rounded to a multiple of 2^-24."""
+    """A gradient near 2^-20 keeps its value, which fp16 rounds to a multiple of 2^-24."""
     weight = torch.ones(1, dtype=dtype, requires_grad=True)
     masters, scaler = MasterWeights(torch.optim.SGD([weight], 1.0)), LossScaler(2.0**16)
     exact = 2.0**-20 * (1 + 2.0**-7)

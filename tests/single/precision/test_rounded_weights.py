@@ -58,8 +58,7 @@ def test_chance_is_right_on_average(dtype):
 @half
 def test_chance_depends_on_the_generator_alone(dtype):
     drawn = [
-        after(dtype, "stochastic", 64, torch.Generator().manual_seed(seed))[0]
-        for seed in (0, 0, 1)
+        after(dtype, "stochastic", 64, torch.Generator().manual_seed(seed))[0] for seed in (0, 0, 1)
     ]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
