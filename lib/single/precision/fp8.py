@@ -17,9 +17,11 @@ as if rounding were not there (a straight-through estimate): dx is made with the
     row        [1, K]    [1, K]     a scale for each row of the left and column of the right
     block      [1, B]    [B, B]     a scale for B entries along the inner dim
 
-K is the product's inner dim. It is another one in each product, so x, which backward reads along M,
-is decoded and rounded again where its tiles lie along I. dy is rounded twice from the numbers that
-arrive, and W again from its own. With a scale for the whole tensor, once is enough.
+K is the product's inner dim. It is another one in each product, so with rows and blocks x, which
+backward reads along M, is decoded and rounded again: what a tile along I has lost stays lost. (With
+kept="input" it is rounded from the numbers that came, as torchao does, which saves no memory.) dy
+is rounded twice from the numbers that arrive, and W again from its own. With a scale for the whole
+tensor, once is enough.
 
 Source: Micikevicius et al. 2022, FP8 formats for deep learning (e4m3 forward and e5m2 backward);
 DeepSeek-AI 2024, DeepSeek-V3 (e4m3 everywhere, blocks of 128); torchao (rows).
@@ -39,6 +41,7 @@ from lib.single.precision.scaled import FORMATS, Scaled, product, scaled
 from lib.single.precision.scaled_mm import machine_product
 
 SCALINGS = ("tensor", "row", "block", "delayed")
+KEPT = ("codes", "input")
 PRODUCTS = {"simulated": product, "scaled_mm": machine_product}
 
 
@@ -54,10 +57,12 @@ class Recipe:
     margin: int = 0
     choice: str = "max"
     products: str = "simulated"
+    kept: str = "codes"
 
     def __post_init__(self):
         allowed = {"scaling": SCALINGS, "backward": FORMATS, "choice": CHOICES}
-        for name, words in {**allowed, "products": PRODUCTS}.items():
+        allowed |= {"products": PRODUCTS, "kept": KEPT}
+        for name, words in allowed.items():
             if getattr(self, name) not in words:
                 *others, last = map(repr, words)
                 listed = f"{', '.join(others)} or {last}"
@@ -88,7 +93,9 @@ def fp8(model: nn.Module, scaling: str = "tensor", *, keep: Sequence[str] = (), 
     `scaling` is "tensor", "row", "block" or "delayed". `backward` is the gradients' format, "e5m2"
     or "e4m3"; `block` the side of a block; `power_of_two` rounds scales up to powers of two;
     `history`, `margin` and `choice` are DelayedScaling's. `products` are "simulated" or
-    "scaled_mm", the machine's own. With scaling="delayed" call `update_scales(model)` after each
+    "scaled_mm", the machine's own. `kept` is what backward finds of an input: "codes", the 8 bits
+    that forward multiplied, or "input", the numbers that came, which rows and blocks round better
+    the other way. With scaling="delayed" call `update_scales(model)` after each
     step. Raises ValueError for other words, and for names in `keep` that the model has not.
     """
     recipe = Recipe(scaling, **options)
@@ -152,7 +159,8 @@ class _Fp8Product(torch.autograd.Function):
         if bias is not None:
             y += bias
         ctx.layer, ctx.tile, ctx.input_dtype = layer, rounded.tile, x.dtype
-        kept = rounded[:2] if weight.requires_grad else (None, None)
+        kept = rounded[:2] if layer.recipe.kept == "codes" else (x, None)
+        kept = kept if weight.requires_grad else (None, None)
         # A scale that is delayed is the layer's own; it is replaced, never written to.
         ctx.save_for_backward(weight, *kept)
         return y.to(dtype)
@@ -160,7 +168,7 @@ class _Fp8Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        layer, (weight, codes, scales) = ctx.layer, ctx.saved_tensors
+        layer, (weight, x, scales) = ctx.layer, ctx.saved_tensors
         multiply = PRODUCTS[layer.recipe.products]
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         dx = dw = db = None
@@ -169,9 +177,14 @@ class _Fp8Product(torch.autograd.Function):
             columns = layer.across("weight", layer.rounded("weight", weight), weight)
             dx = multiply(rounded, columns).to(ctx.input_dtype)
         if needs_weight:
-            x = Scaled(codes, scales, ctx.tile)
-            x = x.T if ctx.tile[0] == ctx.tile[1] else layer.rounded("input", x.decode().T)
-            dw = multiply(layer.across("gradient", rounded, gradient), x).to(weight.dtype)
+            codes = Scaled(x, scales, ctx.tile)
+            if scales is None:
+                codes = layer.rounded("input", x.T)
+            elif ctx.tile[0] != ctx.tile[1]:
+                codes = layer.rounded("input", codes.decode().T)
+            else:
+                codes = codes.T
+            dw = multiply(layer.across("gradient", rounded, gradient), codes).to(weight.dtype)
         if needs_bias:
             db = gradient.float().sum(0)  # autograd gives it the bias's dtype
         return dx, dw, db, None, None

@@ -39,7 +39,7 @@ def rounded(x, format, tile):
     return scaled(x, format, tile).decode().double()
 
 
-def by_hand(x, weight, bias, dy, scaling, gradients):
+def by_hand(x, weight, bias, dy, scaling, gradients, from_input=False):
     """The three products written out, summed in float64."""
     one, square = {"tensor": ((0, 0),) * 2, "row": ((1, 0),) * 2, "block": ((1, 8), (8, 8))}[
         scaling
@@ -47,7 +47,8 @@ def by_hand(x, weight, bias, dy, scaling, gradients):
     kept = rounded(x, "e4m3", one)
     y = kept @ rounded(weight, "e4m3", square).T + bias
     dx = rounded(dy, gradients, one) @ rounded(weight.T.contiguous(), "e4m3", square).T
-    again = kept if scaling == "tensor" else rounded(kept.T.float(), "e4m3", one).T
+    source = x if from_input else kept
+    again = kept if scaling == "tensor" else rounded(source.T.float(), "e4m3", one).T
     dw = rounded(dy.T.contiguous(), gradients, one) @ again
     return y, dx, dw, dy.double().sum(0)
 
@@ -68,6 +69,18 @@ def test_the_three_products_are_those_by_hand(scaling, gradients):
     other = "e4m3" if gradients == "e5m2" else "e5m2"
     for variant in (layer(scaling, backward=other), layer("row" if scaling != "row" else "block")):
         assert (backward(variant, x, dy)[2] - found[2]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_an_input_that_is_kept_is_rounded_from_its_own_numbers(scaling):
+    module, codes = layer(scaling, kept="input"), layer(scaling)
+    x, dy = random(20, 24), random(20, 40, seed=1)
+    found, other = backward(module, x, dy), backward(codes, x, dy)
+    arguments = x, module.weight.detach(), module.bias.detach(), dy, scaling, "e5m2"
+    for one, expected in zip(found, by_hand(*arguments, from_input=True)):
+        assert (one - expected).abs().max() < 2e-6 * expected.abs().max()
+    assert torch.equal(found[0], other[0]) and torch.equal(found[1], other[1])
+    assert torch.equal(found[2], other[2]) == (scaling == "tensor")
 
 
 @pytest.mark.parametrize("scaling", [*SCALINGS, "delayed"])
@@ -198,6 +211,7 @@ def test_a_copy_trains_alone():
         ({"backward": "fp8"}, "backward must be 'e4m3' or 'e5m2', not 'fp8'."),
         ({"products": "fast"}, "products must be 'simulated' or 'scaled_mm', not 'fast'."),
         ({"choice": "mean"}, "choice must be 'max' or 'most_recent', not 'mean'."),
+        ({"kept": "x"}, "kept must be 'codes' or 'input', not 'x'."),
         ({"block": 0}, "block must be a whole number of at least 1, not 0."),
         ({"history": 0}, "history must be a whole number of at least 1, not 0."),
         ({"margin": -1}, "margin must be a whole number of at least 0, not -1."),
@@ -240,6 +254,9 @@ def test_the_input_is_kept_in_8_bits_and_nothing_else(scaling):
     assert [t.dtype for t in others] == [torch.float8_e4m3fn] and others[0].nbytes == 64 * 24
     assert sum(t.nbytes for t in scales) == 4 * {"tensor": 1, "row": 64, "block": 64 * 3}[scaling]
     assert len(kept.seen) == 3 and y.grad_fn is not None
+    with Kept() as kept:
+        layer(scaling, kept="input")(x)
+    assert len(kept.seen) == 2 and x.untyped_storage().data_ptr() in kept.seen
     module.weight.requires_grad_(False)
     with Kept() as kept:
         module(x)
