@@ -128,6 +128,16 @@ def test_the_line_near_a_number_has_the_numbers_of_both_formats_where_they_are()
     assert (marker.x + 4 - nearest) / steps[0] == pytest.approx((0.1 - at) / 2**-14, abs=1e-6)
 
 
+def test_beyond_its_end_the_line_shows_the_end_of_the_format():
+    drawn = bits(-1e6, "fp16", None)
+    assert "at the end: FP16 above" in texts(drawn) and not boxes(drawn, "the number")
+    assert len(ticks(drawn, "forward")) == 2  # -65,504 and the one before it
+    assert "near it: FP16 above" in texts(bits(-65520, "fp16", None))
+    assert {"near it: FP16 above", "NaN lies nowhere on it."} <= set(
+        texts(bits(math.nan, "fp16", None))
+    )
+
+
 def test_where_numbers_lie_too_close_a_bar_stands_for_them():
     drawn = bits(1 / 3, "fp32", "fp16")
     bar = box(drawn, "FP32: about ")
@@ -188,7 +198,7 @@ def test_bars_are_as_high_as_their_counts_in_the_colour_of_their_fate():
     shades = {
         "subnormal": style.colour("backward"),
         "normal": style.colour("forward"),
-        "overflow": style.colour("message"),
+        "overflow": style.colour("all_to_all"),
     }
     unit = box(drawn, "2¹⁶ to 2¹⁷: 60 numbers").h / 60
     for power, count in COUNTS.items():
@@ -256,9 +266,7 @@ def test_the_caption_says_what_the_numbers_are():
         "Values and ranges are computed from the definitions of the formats. Mine."
     )
     assert counted.caption.startswith(plain.caption.removesuffix(" Mine."))
-    assert (
-        "A bar counts a power of two, all of which is taken to share one fate." in counted.caption
-    )
+    assert "Each bar counts the numbers of one power of two, which are" in counted.caption
     assert counted.caption.endswith("Left out: gradients of 0 (7).")
 
 

@@ -40,6 +40,6 @@ export function fateColour(fate) {
   return {
     subnormal: style.compute.backward,
     normal: style.compute.forward,
-    overflow: style.comm.message,
+    overflow: style.comm.all_to_all,
   }[fate];
 }

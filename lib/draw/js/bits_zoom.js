@@ -13,12 +13,15 @@ export const formatColour = (isOther) => isOther ? style.comm.all_reduce : style
 
 // Lays the number line out: {marks, y}. `points` are [{format, code}], the second below the line.
 export function layZoom(number, points, left, y, right) {
-  const [from, to] = zoomWindow(number, points), middle = { align: "middle" };
+  const { from, to, isInside } = zoomWindow(number, points), middle = { align: "middle" };
   const names = points.map(({ format }, n) => `${format.name} ${n ? "below" : "above"}`);
-  const marks = [textMark(left, y + 6, `near it: ${names.join(", ")}`)], top = y + 18;
+  const marks = [
+      textMark(left, y + 6, `${isInside ? "near it" : "at the end"}: ${names.join(", ")}`),
+    ],
+    top = y + 18;
   const height = top + (points.length > 1 ? ZOOM.under + 10 : ZOOM.low);
   marks.push(lineMark([[left, top + ZOOM.line], [right, top + ZOOM.line]], style.faint));
-  if (from === null) {
+  if (from === undefined) {
     const text = "NaN lies nowhere on it.";
     marks.push(textMark((left + right) / 2, top + ZOOM.label, text, middle));
     return { marks, y: height };
@@ -37,15 +40,16 @@ export function layZoom(number, points, left, y, right) {
 }
 
 // From where to where the line goes: around the number, or around the end of the first format where
-// the number is beyond it; nulls for NaN.
+// the number is beyond it; NaN has none.
 function zoomWindow(number, points) {
-  if (Number.isNaN(number)) return [null, null];
+  if (Number.isNaN(number)) return { isInside: true };
   const end = nearestFinite(points[0].format, number);
   const gaps = points.map(({ format }) =>
     2 ** gapPower(format, codeOf(format, nearestFinite(format, end)))
   );
-  const far = ZOOM_GAPS * Math.max(...gaps), middle = Math.abs(number - end) < far ? number : end;
-  return [middle - far, middle + far];
+  const far = ZOOM_GAPS * Math.max(...gaps), isInside = Math.abs(number - end) < far;
+  const middle = isInside ? number : end;
+  return { from: middle - far, to: middle + far, isInside };
 }
 
 // The points of a format between two numbers, as ticks; as a bar where they lie too close. The one
