@@ -110,11 +110,13 @@ def test_encoding_is_pytorchs_cast(form, numbers):
 def test_pytorchs_cast_to_e4m3_saturates(dtype, numel):
     """For every number in a vector register and for those that are left over."""
     for number in (465.0, 1e4, math.inf):
-        assert (
-            torch.full((numel,), number, dtype=dtype).to(torch.float8_e4m3fn).float().eq(448).all()
-        )
+        x = torch.full((numel,), number, dtype=dtype)
+        assert x.to(torch.float8_e4m3fn).float().eq(448).all()
+
+
+def test_filling_with_a_number_too_large_is_refused_by_pytorch():
     with pytest.raises(RuntimeError, match="without overflow"):
-        torch.full((numel,), 465.0, dtype=torch.float8_e4m3fn)
+        torch.empty(3, dtype=torch.float8_e4m3fn).fill_(465.0)
 
 
 def test_pytorchs_cast_to_e8m0_is_not_to_the_nearest_below_its_second_number():

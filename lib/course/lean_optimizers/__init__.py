@@ -1,0 +1,1 @@
+"""Chapter 11: lean optimizers, which keep fewer numbers for each weight."""
