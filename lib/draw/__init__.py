@@ -8,6 +8,7 @@ from lib.draw.curves import curve
 from lib.draw.guess import guess
 from lib.draw.keep import keep
 from lib.draw.memory import memory
+from lib.draw.optimizers import optimizers
 from lib.draw.partition import partition
 from lib.draw.parts.picture import Picture
 from lib.draw.routing import routing
@@ -29,6 +30,7 @@ __all__ = [
     "guess",
     "keep",
     "memory",
+    "optimizers",
     "partition",
     "routing",
     "schedule",

@@ -11,6 +11,7 @@ from lib.draw import (
     guess,
     keep,
     memory,
+    optimizers,
     partition,
     routing,
     schedule,
@@ -56,6 +57,7 @@ PICTURES = {
     "memory, two runs": lambda: memory(
         {"ZB-H1": play(zb_h1(2, 8), PAPER).ledger, "1F1B": play(one_f_one_b(4, 8), PAPER).ledger}
     ),
+    "optimizers": lambda: optimizers("Llama 3 8B", {"adamw": [2.5, 2.6], "muon": [2.4]}),
     "partition": lambda: partition([3, 1, 2, 2], ("equal", equal([3, 1, 2, 2], 2)), unit=""),
     "routing": lambda: routing(runs(), capacity=1.25),
     "schedule": lambda: schedule("interleaved", 8, 8, 2, par=60, limit=5),

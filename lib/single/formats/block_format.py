@@ -23,12 +23,14 @@ Large Language Models with NVFP4", appendix (NVFP4).
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lib.single.formats.float_format import (
+    CHUNK,
     E2M1,
     E2M3,
     E3M2,
@@ -102,22 +104,29 @@ class BlockFormat:
         and what `FloatFormat.encode` raises.
         """
         self._check(x.shape[-1] if x.dim() else 1)
-        blocks = x.detach().float().unflatten(-1, (-1, self.block))
-        largest = blocks.abs().amax(-1)
-        if self.has_tensor_scale:
-            whole, scales = self._fitted(largest)
-        else:
-            whole, scales = None, self._powers(largest)
-        factors = self._factors(scales, whole)
-        # Where a scale is zero, so are the elements, and not 0 / 0.
-        scaled = torch.where(factors == 0, 0.0, blocks / factors)
-        elements = self.element.encode(scaled, rounding, overflow, generator)
-        return BlockCodes(elements.flatten(-2), scales, whole)
+        blocks = x.detach().reshape(-1, self.block)
+        whole = self._tensor_scale(blocks) if self.has_tensor_scale else None
+        elements = torch.empty(blocks.shape, dtype=self.element.code_dtype, device=x.device)
+        scales = torch.empty(len(blocks), dtype=self.scale.code_dtype, device=x.device)
+        for part, element_part, scale_part in self._pieces(blocks, elements, scales):
+            numbers = part.float()
+            scale_part.copy_(self._scales(numbers.abs().amax(-1), whole))
+            factors = self._factors(scale_part, whole)
+            # Where a scale is zero, so are the elements, and not 0 / 0.
+            scaled = (numbers / factors).masked_fill_(factors == 0, 0.0)
+            element_part.copy_(self.element.encode(scaled, rounding, overflow, generator))
+        return BlockCodes(
+            elements.view(x.shape), scales.view(*x.shape[:-1], x.shape[-1] // self.block), whole
+        )
 
     def decode(self, codes: BlockCodes) -> Tensor:
         """Return the numbers [..., N] in fp32: elements times scales."""
-        elements = self.element.decode(codes.elements).unflatten(-1, (-1, self.block))
-        return (elements * self._factors(codes.scales, codes.tensor_scale)).flatten(-2)
+        elements = codes.elements.reshape(-1, self.block)
+        numbers = torch.empty(elements.shape, dtype=torch.float32, device=elements.device)
+        for out, part, scales in self._pieces(numbers, elements, codes.scales.reshape(-1)):
+            factors = self._factors(scales, codes.tensor_scale)
+            torch.mul(self.element.decode(part), factors, out=out)
+        return numbers.view(codes.elements.shape)
 
     def round(
         self, x: Tensor, rounding: str = "nearest", overflow: str = "saturate",
@@ -126,10 +135,31 @@ class BlockFormat:
         """Return what `decode` makes of what `encode` keeps, in x's dtype and without gradient."""
         return self.decode(self.encode(x, rounding, overflow, generator)).to(x.dtype)
 
+    def _pieces(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Give tensors whose first dim counts blocks in pieces, which on the CPU are small."""
+        small = max(1, CHUNK // self.block)
+        size = small if tensors[0].device.type == "cpu" else max(1, len(tensors[0]))
+        return zip(*(tensor.split(size) for tensor in tensors))
+
     def _factors(self, scales: Tensor, whole: Tensor | None) -> Tensor:
-        """Return what the elements of each block are multiplied by: [..., N / block, 1]."""
+        """Return what the elements of each block are multiplied by: [blocks, 1]."""
         factors = self.scale.decode(scales)
         return (factors if whole is None else factors * whole).unsqueeze(-1)
+
+    def _scales(self, largest: Tensor, whole: Tensor | None) -> Tensor:
+        """Return codes of the scales for the blocks' largest magnitudes."""
+        if whole is None:
+            return self._powers(largest)
+        return self.scale.encode(largest / self.element.largest / whole)
+
+    def _tensor_scale(self, x: Tensor) -> Tensor:
+        """Return the scale with which the largest block gets the largest scale: [], fp32."""
+        if not x.numel():
+            return torch.ones((), device=x.device)
+        smallest, largest = x.aminmax()
+        limit = self.scale.largest * self.element.largest
+        whole = torch.maximum(largest, -smallest).float() / limit
+        return torch.where(whole == 0, 1.0, whole)
 
     def _powers(self, largest: Tensor) -> Tensor:
         """Return codes of powers of two for the blocks' largest magnitudes."""
@@ -144,12 +174,6 @@ class BlockFormat:
         emax = math.frexp(self.element.largest)[1] - 1
         codes = (exponents - emax).clamp(0, self.scale.largest_code)
         return codes.masked_fill(special, self.scale.nan_code).to(self.scale.code_dtype)
-
-    def _fitted(self, largest: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tensor's scale, and codes of the blocks' scales in units of it."""
-        whole = largest.max() / (self.scale.largest * self.element.largest)
-        whole = torch.where(whole == 0, 1.0, whole)
-        return whole, self.scale.encode(largest / self.element.largest / whole)
 
     def _check(self, numel: int) -> None:
         if numel % self.block:

@@ -144,6 +144,21 @@ def test_bits_of_a_number():
 
 
 @ALL
+def test_shapes_and_pieces(form):
+    """Blocks lie along the last dim of any shape, and more of them than a piece holds."""
+    x = torch.randn(3, 5, 64).transpose(0, 1)
+    codes = form.encode(x)
+    assert codes.elements.shape == (5, 3, 64)
+    assert codes.scales.shape == (5, 3, 64 // form.block)
+    assert torch.equal(form.decode(codes), form.round(x.flatten()).view(5, 3, 64))
+    long = torch.randn(2**16 + 64)
+    assert torch.equal(form.round(long.neg()), -form.round(long))
+    if form is not NVFP4:
+        assert torch.equal(form.round(long)[-64:], form.round(long[-64:]))
+    assert form.round(torch.empty(0, 64)).shape == (0, 64)
+
+
+@ALL
 def test_what_comes_back_stays(form):
     """Once more changes nothing where the largest element keeps its place, as in MX."""
     x = form.round(wide())

@@ -35,9 +35,10 @@ def nearest(form, number):
 @pytest.mark.parametrize(("form", "stalls"), [(BF16, 256), (FP16, 2048), (E4M3, 16), (E5M2, 8)],
                          ids=lambda x: getattr(x, "name", x))  # fmt: skip
 def test_a_sum_of_ones_stalls_where_the_next_number_is_two_away(form, stalls):
-    assert sum_in(form, torch.ones(3000)).item() == stalls == 2 ** (form.mantissa + 1)
-    assert sum_in(FP32, torch.ones(3000)).item() == 3000
-    assert sum_in(form, torch.ones(stalls)).item() == stalls  # not before
+    more = torch.ones(stalls + 100)
+    assert sum_in(form, more).item() == stalls == 2 ** (form.mantissa + 1)
+    assert sum_in(form, more[:stalls]).item() == stalls  # not before
+    assert sum_in(FP32, more).item() == stalls + 100
 
 
 def test_torchs_own_sum_of_bf16_ones_does_not_stall_but_a_loop_does():
@@ -113,7 +114,7 @@ def test_overflow():
 # --- how errors grow
 
 
-LENGTHS = (64, 256, 1024, 4096)
+LENGTHS = (32, 128, 512, 2048)
 
 
 def grown(form, seed, block=None):
@@ -127,7 +128,7 @@ def test_errors_grow_with_the_length_and_blocks_stop_them(seed):
     """Products of bf16 numbers. In bf16 the error grows about as the root of the length."""
     small, blocks, wide = grown(BF16, seed), grown(BF16, seed, 128), grown(FP32, seed)
     assert small[-1] > 4 * small[0] and 0.3 < exponent(LENGTHS, small) < 0.7
-    assert max(blocks) < 2 * min(blocks[1:]) and small[-1] > 4 * blocks[-1]
+    assert max(blocks[1:]) < 2 * min(blocks[1:]) and small[-1] > 2.5 * blocks[-1]
     assert max(wide) < 1e-4 * max(small)
 
 
