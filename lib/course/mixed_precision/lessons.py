@@ -1,17 +1,21 @@
-"""What the cells of chapter 10 call: gradients by power of two, sums, bytes, and tables."""
+"""What the cells of chapter 10 call: errors of gradients and of sums, bytes, and tables."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from lib.course.mixed_precision.networks import DETECTOR, SMALL_GPT, Network, text
+from lib.course.data_parallel.lessons import after_barrier
+from lib.course.mixed_precision.networks import SMALL_GPT, Network, text
 from lib.course.mixed_precision.training import RECIPES, SEEDS, final_loss, losses
 from lib.draw import curve
+from lib.ledger import Ledger
+from lib.parallel.sharded import FSDP
+from lib.predict.collectives.formulas import collective
 from lib.predict.precision.published import bert_large
-from lib.single import GPT, next_token_loss
+from lib.single import GPT, next_token_loss, share
 from lib.single.formats import BF16, FP16, FP32, FloatFormat
 from lib.single.precision import LossScaler, MasterWeights, mixed
 from lib.single.precision.accumulate import matmul_in, relative_error
@@ -27,49 +31,11 @@ def first_nan(values: Sequence[float]) -> int:
     return 1 + [math.isnan(value) for value in values].index(True)
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
-    """Return all gradients of the detector's first step: of its layers' outputs and inputs, and of
-    its weights."""
-    collected: list[Tensor] = []
-
-    def watch(layer, inputs, output):
-        for tensor in (*inputs, output):
-            if tensor.requires_grad:
-                tensor.register_hook(collected.append)
-
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(watch)
-    return collected + weight_gradients(model)
-
-
-def weight_gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradients of the detector's weights in its first step, layer by layer."""
-    inputs, targets = DETECTOR.batch(0, 0)
-    dtype = next(model.parameters()).dtype
-    DETECTOR.loss(model(inputs.to(dtype)).float(), targets).backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def lost(collected: Sequence[Tensor], scale: float = 1.0) -> float:
-    """Return the share of the gradients that fp16 rounds to zero, of those that are not zero."""
-    every = torch.cat([gradient.flatten() for gradient in collected])
-    every = every[every != 0]
-    return float((FP16.round(every * scale) == 0).float().mean())
-
-
-def by_power(collected: Sequence[Tensor]) -> tuple[dict[int, int], int]:
-    """Count gradients by power of two, {n: those from 2^n up to 2^(n + 1)}, and those that are 0."""
-    every = torch.cat([gradient.flatten() for gradient in collected]).abs()
-    powers = torch.frexp(every[every != 0]).exponent - 1
-    counts = Counter(powers.tolist())
-    return dict(sorted(counts.items())), int((every == 0).sum())
-
-
-def off(ours: Sequence[Tensor], truth: Sequence[Tensor]) -> str:
+def off(ours: Sequence[Tensor], truth: Iterable[Tensor]) -> str:
     """Write by how many percent gradients are off, and how many of the first layer's are zero."""
-    difference = torch.cat([(a - b).flatten() for a, b in zip(ours, truth, strict=True)])
-    whole = torch.cat([b.flatten() for b in truth])
+    pairs = list(zip(ours, truth, strict=True))
+    difference = torch.cat([(a - b).flatten() for a, b in pairs])
+    whole = torch.cat([b.flatten() for _, b in pairs])
     error = float(difference.norm() / whole.norm())
     zeros = float((ours[0] == 0).float().mean())
     error = f"{100 * error:.3f} %" if math.isfinite(error) else "infinite"
@@ -240,6 +206,28 @@ def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
     for name, way in ways.items():
         parts = "".join(f"{nbytes:6.0f}" for nbytes in way[1:4])
         lines.append(f"{name:<13}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")
+    return "\n".join(lines)
+
+
+def sharded_step(param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
+    """Run one forward and backward of a small GPT on this rank's part of the batch, under FSDP."""
+    model = FSDP(GPT(SMALL_GPT), param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    inputs, targets = share(text(0, 0), dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # what comes after it is the step
+    next_token_loss(model(inputs).float(), targets).backward()
+
+
+def sent_table(runs: dict[str, Ledger]) -> str:
+    """Write what rank 0 sends in recorded steps of FSDP, by rings, and its sum beside the first."""
+    lines, first = ["sent bytes   all_gather  reduce_scatter"], 0
+    for name, run in runs.items():
+        rows = list(after_barrier(run.where(rank=0, lane="comm")))
+        sent = [
+            sum(int(collective(op, len(r.members), r.bytes).bytes) for r in rows if r.op == op)
+            for op in ("all_gather", "reduce_scatter")
+        ]
+        first = first or sum(sent)
+        lines.append(f"{name:<13}{sent[0]:>10,}{sent[1]:>16,}{sum(sent) / first:>7.0%}")
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Training with numbers of fewer bits: what is rounded, when, and what keeps it from being lost."""
 
+from lib.single.precision.accumulate import matmul_in, relative_error, softmax_in, sum_in
 from lib.single.precision.delayed_scaling import DelayedScaling, update_scales
 from lib.single.precision.fp8 import Fp8Linear, fp8
 from lib.single.precision.loss_scaler import LossScaler
@@ -11,3 +12,4 @@ from lib.single.precision.rounded_weights import RoundedWeights
 __all__ = ["LossScaler", "MasterWeights", "RoundedWeights", "mixed"]
 __all__ += ["DelayedScaling", "Fp8Linear", "fp8", "update_scales"]
 __all__ += ["MicroscaledLinear", "microscaled"]
+__all__ += ["matmul_in", "relative_error", "softmax_in", "sum_in"]
