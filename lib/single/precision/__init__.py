@@ -9,7 +9,7 @@ from lib.single.precision.microscaled import MicroscaledLinear, microscaled
 from lib.single.precision.mixed import mixed
 from lib.single.precision.rounded_weights import RoundedWeights
 
-__all__ = ["LossScaler", "MasterWeights", "RoundedWeights", "mixed"]
-__all__ += ["DelayedScaling", "Fp8Linear", "fp8", "update_scales"]
-__all__ += ["MicroscaledLinear", "microscaled"]
-__all__ += ["matmul_in", "relative_error", "softmax_in", "sum_in"]
+__all__ = ["LossScaler", "MasterWeights", "RoundedWeights", "matmul_in", "mixed"]
+__all__ += ["relative_error", "softmax_in", "sum_in"]
+__all__ += ["DelayedScaling", "Fp8Linear", "MicroscaledLinear", "fp8", "microscaled"]
+__all__ += ["update_scales"]

@@ -14,7 +14,7 @@ from lib.course.mixed_precision.fp8_runs import (
     product_errors,
 )
 from lib.single import GPT, Batches, next_token_loss
-from lib.single.formats import E4M3, E8M0, MXFP4, MXFP8, NVFP4, BlockFormat
+from lib.single.formats import E4M3, E8M0, MXFP8, NVFP4, BlockFormat
 from lib.single.precision import fp8, microscaled
 from tests.every import every
 
@@ -117,7 +117,6 @@ def few_bits():
         "fp32": None,
         "MXFP8": partial(microscaled, format=MXFP8),
         "MXFP8 ceil": partial(microscaled, format=ceil),
-        "MXFP4": partial(microscaled, format=MXFP4),
         "NVFP4": partial(microscaled, format=NVFP4),
         "NVFP4 stochastic": partial(microscaled, format=NVFP4, stochastic=True),
         "both": partial(microscaled, format=NVFP4, stochastic=True, hadamard="weights"),
@@ -128,13 +127,11 @@ def few_bits():
 
 def test_mx_with_the_published_rule_saturates_and_another_rule_does_not(few_bits):
     """MXFP8 loses more than one scale for the whole tensor, until scales are rounded up."""
-    assert min(few_bits["MXFP8"]) > 0.015 and max(map(abs, few_bits["MXFP8 ceil"])) < 0.01
+    assert min(few_bits["MXFP8"]) > 0.01 and max(map(abs, few_bits["MXFP8 ceil"])) < 0.01
 
 
 def test_in_four_bits_stochastic_gradients_help_every_seed(few_bits):
-    """Finer scales help too; the Hadamard transform adds nothing that can be seen here."""
-    assert every(nv < mx - 0.03 for nv, mx in zip(few_bits["NVFP4"], few_bits["MXFP4"]))
-    better = zip(few_bits["NVFP4 stochastic"], few_bits["NVFP4"])
-    assert every(one < other - 0.008 for one, other in better)
-    spread = zip(few_bits["both"], few_bits["NVFP4 stochastic"])
-    assert every(abs(one - other) < 0.01 for one, other in spread)
+    """The Hadamard transform adds nothing here that can be seen beside the noise of rounding."""
+    gained = apart(few_bits["NVFP4"], few_bits["NVFP4 stochastic"])
+    assert min(gained) > 0 and sum(gained) / 3 > 0.015
+    assert max(map(abs, apart(few_bits["both"], few_bits["NVFP4 stochastic"]))) < 0.015
