@@ -198,6 +198,12 @@ class Bench:
 
         yield from self._each((again.checkpoints, again.selective, again.budget))
 
+    def optimizers(self):
+        """Our optimizers against PyTorch's: the time of a step, and the bytes of the states."""
+        import bench_optimizers as bench
+
+        yield from self._each((bench.adam, bench.adafactor, bench.sm3, bench.kept))
+
     def pipelines(self):
         """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
         import bench_pipeline as pipe
