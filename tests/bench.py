@@ -7,6 +7,7 @@ can run at once. Times are this machine's; the ratios travel.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -27,6 +28,26 @@ from lib.ranks.kernel import launch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # a row of this table runs what a test runs
+
+# What families measure in their own files: the file, and its functions that are rows here.
+FAMILIES = {
+    # DDP against PyTorch's: step, memory, overlap; what compressors send
+    "data": ("bench_data", "steps memory overlap compression"),
+    # FSDP and ZeRO-1 against PyTorch's: step, memory; what prefetch hides
+    "sharded": ("bench_sharded", "steps memory overlap wall"),
+    # tensor parallelism against DTensor's: step, memory, the loss; and the clock
+    "tensor": ("bench_tensor", "steps memory loss clock"),
+    # sequence parallelism against DTensor's: step and memory
+    "sequence": ("bench_sequence", "steps memory"),
+    # layers of experts against the usual ones, and rows that travel in two hops
+    "experts": ("bench_expert", "layers steps routes"),
+    # our checkpoint against PyTorch's, plain and selective, and the budget plan against √n
+    "recomputation": ("bench_recompute", "checkpoints selective budget"),
+    # small formats against PyTorch's casts
+    "precision": ("bench_precision", "formats"),
+    # our optimizers against PyTorch's: the time of a step, and the bytes of the states
+    "optimizers": ("bench_optimizers", "adam adafactor sm3 adam_8bit muon kept"),
+}
 
 
 @dataclass
@@ -144,65 +165,16 @@ class Bench:
         name = "slow motion, 8 ranks: overlapped DDP, recorded / predicted"
         yield Figure(name, taken, predicted, ratio, "within 5 %", abs(ratio - 1) <= 0.05)
 
-    def _each(self, measures):
+    def _family(self, name):
         """Yield the figures of a family's own bench; what it gives in ms becomes seconds."""
+        file, measures = FAMILIES[name]
         options = argparse.Namespace(repeats=max(20, self.repeats), launches=3)
-        for measure in measures:
-            for found in measure(options):
+        for measure in measures.split():
+            for found in getattr(importlib.import_module(file), measure)(options):
                 given = asdict(found)
                 if found.unit == "ms":
                     given |= {"ours": found.ours / 1e3, "theirs": found.theirs / 1e3}
                 yield Figure(**given)
-
-    def data(self):
-        """Our DDP against PyTorch's: step, memory, overlap; what compressors send."""
-        import bench_data
-
-        measures = bench_data.steps, bench_data.memory, bench_data.overlap, bench_data.compression
-        yield from self._each(measures)
-
-    def sharded(self):
-        """Our FSDP and ZeRO-1 against PyTorch's: step, memory; what prefetch hides."""
-        import bench_sharded
-
-        measures = (
-            bench_sharded.steps,
-            bench_sharded.memory,
-            bench_sharded.overlap,
-            bench_sharded.wall,
-        )
-        yield from self._each(measures)
-
-    def tensor(self):
-        """Our tensor parallelism against DTensor's: step, memory, the loss; and the clock."""
-        import bench_tensor
-
-        measures = bench_tensor.steps, bench_tensor.memory, bench_tensor.loss, bench_tensor.clock
-        yield from self._each(measures)
-
-    def sequence(self):
-        """Our sequence parallelism against DTensor's: step and memory."""
-        import bench_sequence
-
-        yield from self._each((bench_sequence.steps, bench_sequence.memory))
-
-    def experts(self):
-        """Our layers of experts against the usual ones, and rows that travel in two hops."""
-        import bench_expert
-
-        yield from self._each((bench_expert.layers, bench_expert.steps, bench_expert.routes))
-
-    def recomputation(self):
-        """Our checkpoint against PyTorch's, plain and selective, and the budget plan against √n."""
-        import bench_recompute as again
-
-        yield from self._each((again.checkpoints, again.selective, again.budget))
-
-    def optimizers(self):
-        """Our optimizers against PyTorch's: the time of a step, and the bytes of the states."""
-        import bench_optimizers as bench
-
-        yield from self._each((bench.adam, bench.adafactor, bench.sm3, bench.kept))
 
     def pipelines(self):
         """Our pipelines against PyTorch's, in slow motion against predictions, and their memory."""
@@ -379,11 +351,11 @@ def main():
     options = parser.parse_args()
     launch.warm()
     bench = Bench(options.repeats)
-    names = [n for n in vars(Bench) if not n.startswith("_")]
+    names = [n for n in (*vars(Bench), *FAMILIES) if not n.startswith("_")]
     names = [n for n in names if not options.only or n in options.only.split(",")]
     figures = []
     for name in names:
-        for figure in getattr(bench, name)():
+        for figure in bench._family(name) if name in FAMILIES else getattr(bench, name)():
             figures.append(figure)
             mark = "reached" if figure.reached else "NOT REACHED"
             scale = 1e3 if figure.unit == "ms" else 1

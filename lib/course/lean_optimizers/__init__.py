@@ -1,1 +1,1 @@
-"""What chapter 11 trains and shows: optimizers that keep less than Adam."""
+"""Chapter 11: lean optimizers, which keep fewer numbers for each weight."""

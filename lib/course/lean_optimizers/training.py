@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lib.predict.optimizers import state_bytes
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
-from lib.single.optimizers import SM3, Adafactor, AdamW
+from lib.single.optimizers import SM3, Adafactor, Adam8bit, AdamW, Muon, split_parameters
 
 SHAPE = GPTShape(sequence=32, width=64, heads=4, layers=1)
 SAMPLES, STEPS = 8, 400
@@ -31,15 +31,26 @@ def _of_all(optimizer: Callable[..., Optimizer]) -> Callable[[nn.Module, float],
     return lambda model, rate: [optimizer(model.parameters(), lr=rate)]
 
 
+def _muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Return Muon for the matrices of hidden layers, and AdamW at its own rate for the others."""
+    hidden, others = split_parameters(model)
+    return [Muon(hidden, lr=rate), AdamW(others, lr=RATES["adamw"])]
+
+
 MAKERS: dict[str, Callable[[nn.Module, float], list[Optimizer]]] = {
     "sgd": _of_all(torch.optim.SGD),
     "momentum": _of_all(partial(torch.optim.SGD, momentum=0.9)),
     "adamw": _of_all(AdamW),
     "adafactor": _of_all(Adafactor),
     "sm3": _of_all(SM3),
+    "adam8bit": _of_all(partial(Adam8bit, weight_decay=1e-2)),  # as AdamW's
+    "muon": _muon,
 }
-RATES = {"sgd": 0.5, "momentum": 0.1, "adamw": 3e-3, "adafactor": 3e-2, "sm3": 0.03}
-LEAN = ("adamw", "adafactor", "sm3")
+RATES = {
+    "sgd": 0.2, "momentum": 0.1, "adamw": 2e-3, "adafactor": 0.02, "sm3": 0.02, "adam8bit": 2e-3,
+    "muon": 0.01,
+}  # fmt: skip
+LEAN = ("adamw", "adafactor", "sm3", "adam8bit", "muon")
 
 
 def trained(
@@ -118,7 +129,7 @@ def rates_tried(
 
 
 def compared(runs: dict[str, dict[int, list[float]]]) -> str:
-    """Write for each optimizer the bytes it keeps, and its loss at the end: mean, least and most."""
+    """Write for each optimizer the bytes it keeps and its loss at the end: mean, least, most."""
     lines = [f"{'':<12}{'bytes kept':>12}{'a weight':>10}{'loss':>7}  of the seeds"]
     for name, seeds in runs.items():
         kept, ends = state_bytes(name, SHAPE), [final(losses) for losses in seeds.values()]

@@ -12,6 +12,7 @@ are launched while backward goes on, and waited for at its end.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lib.ledger import Ledger
 from lib.predict import step
@@ -26,9 +27,14 @@ from lib.predict.sharded.units import Unit, alive, units_of
 def fsdp_step(
     shape: ModelShape, batches: Sequence[int], speeds, *, blocks: Sequence[int] | None = None,
     ends: bool = True, prefetch: int = 1, resharded: bool = True, ranks: int | None = None,
-    itemsize: int = 4, sequence: int | None = None, optimizer: str = "sgd",
+    itemsize: int = 4, param_bytes: int | None = None, reduce_bytes: int | None = None,
+    sequence: int | None = None, optimizer: str = "sgd",
 ) -> Ledger:  # fmt: skip
     """Predict one step with one of `batches` for each rank.
+
+    Shards have `itemsize` bytes a number. Whole weights and what is computed with them have
+    `param_bytes`, and gradients are reduced in `reduce_bytes`: by default the same, and what
+    `param_dtype` is.
 
     `blocks` and `ends` choose the units (see `units_of`), `resharded` is `reshard_after_forward`,
     and `ranks` (by default all) share the units, next to each other; they must divide the number
@@ -39,11 +45,11 @@ def fsdp_step(
         raise ValueError("A step needs at least one rank. Give the batch of each rank.")
     ranks = len(batches) if ranks is None else whole(ranks, "The number of ranks")
     equal_share(len(batches), ranks, "There are {} ranks", "Groups of {}")
-    play = Step(
-        shape, batches, speeds, units_of(shape, blocks, ends=ends), ranks, itemsize, sequence
-    )
+    param_bytes = param_bytes or itemsize
+    sizes = Sizes(itemsize, param_bytes, reduce_bytes or param_bytes)
+    play = Step(shape, batches, speeds, units_of(shape, blocks, ends=ends), ranks, sizes, sequence)
     keys = {"prefetch": prefetch, "resharded": resharded}
-    both = {"param_bytes": itemsize, "reduce_bytes": itemsize}
+    both = {"param_bytes": sizes.param, "reduce_bytes": sizes.reduce}
     kept = itemsize * sum(unit.share(ranks) for unit in play.units)
     play.time.holds("optimizer", STATES[optimizer] * kept)
     for held in alive(play.units, ranks, **keys, **both):
@@ -72,13 +78,21 @@ def hidden(ledger: Ledger, speeds, op: str = "all_gather") -> float:
     return 1 - exposed / (sum(moving.values()) or 1.0)
 
 
+class Sizes(NamedTuple):
+    """Holds the bytes of a number in shards, in whole weights, and in a reduction."""
+
+    shard: int
+    param: int
+    reduce: int
+
+
 class Step:
     """Carries out the actions of a step on the clocks of all ranks."""
 
-    def __init__(self, shape, batches, speeds, units: list[Unit], ranks, itemsize, sequence):
-        self.units, self.ranks, self.itemsize = units, ranks, itemsize
+    def __init__(self, shape, batches, speeds, units: list[Unit], ranks, sizes: Sizes, sequence):
+        self.units, self.ranks, self.sizes = units, ranks, sizes
         self.time = Lockstep(len(batches), speeds)
-        self.passes = [step.passes(shape, batch, sequence, itemsize) for batch in batches]
+        self.passes = [step.passes(shape, batch, sequence, sizes.param) for batch in batches]
         self.gathers, self.reduces, self.averages, self.settled = {}, {}, {}, set()
         self.shown: dict[str, int] = {}
         self.turns = 0  # of the root: forward, forward, backward, backward
@@ -119,19 +133,31 @@ class Step:
         for same in zip(*operations):
             self.time.compute(same)
 
-    def everywhere(self, name: str, numbers: int) -> None:
-        """Run an operation on each rank that moves so many numbers and computes little."""
-        self.time.compute([Operation(name, 0, numbers * self.itemsize)] * len(self.passes))
+    def everywhere(self, name: str, nbytes: int) -> None:
+        """Run an operation on each rank that moves so many bytes and computes little."""
+        self.time.compute([Operation(name, 0, nbytes)] * len(self.passes))
+
+    def cast(self, numbers: int, before: int, after: int) -> None:
+        """Copy numbers of `before` bytes to numbers of `after` bytes, where these differ."""
+        if numbers and before != after:
+            self.everywhere("_to_copy", numbers * (before + after))
+
+    def keep(self, unit: int) -> None:
+        """Divide a reduced shard by the number of ranks, and cast it to what the shards have."""
+        share = self.units[unit].share(self.ranks)
+        self.everywhere("div", 2 * share * self.sizes.reduce)
+        self.cast(share, self.sizes.reduce, self.sizes.shard)
 
     # The actions.
 
     def gather(self, unit: int) -> None:
         """Launch the all_gather of a unit."""
-        self.gathers[unit] = self.launch("all_gather", unit)
+        self.cast(self.units[unit].share(self.ranks), self.sizes.shard, self.sizes.param)
+        self.gathers[unit] = self.launch("all_gather", unit, self.sizes.param)
 
-    def launch(self, op: str, unit: int) -> dict:
+    def launch(self, op: str, unit: int, size: int) -> dict:
         """Launch a collective of the whole unit; nothing for a unit without parameters."""
-        nbytes = self.units[unit].length(self.ranks) * self.itemsize
+        nbytes = self.units[unit].length(self.ranks) * size
         mesh = len(self.shard_groups) > 1
         name = "shard" if mesh else "world"
         return self.time.launch(op, nbytes, self.shard_groups, name) if nbytes else {}
@@ -156,11 +182,11 @@ class Step:
     def copy(self, unit: int) -> None:
         """Copy the gradients of a unit into one buffer."""
         if self.units[unit].numel:
-            self.everywhere("cat", 2 * self.units[unit].numel)
+            self.everywhere("cat", self.units[unit].numel * (self.sizes.param + self.sizes.reduce))
 
     def reduce(self, unit: int) -> None:
         """Launch the reduce_scatter of a unit."""
-        self.reduces[unit] = self.launch("reduce_scatter", unit)
+        self.reduces[unit] = self.launch("reduce_scatter", unit, self.sizes.reduce)
 
     def settle(self, unit: int) -> None:
         """Wait until a unit is reduced; keep the mean, or launch the sum of the replicas."""
@@ -170,19 +196,19 @@ class Step:
         self.settled.add(unit)
         self.time.wait(self.reduces[unit])
         if len(self.shard_groups) > 1:
-            sums = "all_reduce", share * self.itemsize, self.replica_groups, "replicate"
+            sums = "all_reduce", share * self.sizes.reduce, self.replica_groups, "replicate"
             self.averages[unit] = self.time.launch(*sums)
         else:
-            self.everywhere("div", 2 * share)
+            self.keep(unit)
 
     def average(self) -> None:
         """Wait for the sums of the replicas, one after the other, and keep their means."""
         for unit, sums in self.averages.items():
             self.time.wait(sums)
-            self.everywhere("div", 2 * self.units[unit].share(self.ranks))
+            self.keep(unit)
 
     def update(self) -> None:
         """Take a step of plain SGD, which reads weight and gradient and writes the weight."""
         for unit in self.units:
             if unit.numel:
-                self.everywhere("add", 3 * unit.share(self.ranks))
+                self.everywhere("add", 3 * unit.share(self.ranks) * self.sizes.shard)

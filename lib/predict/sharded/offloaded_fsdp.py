@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from lib.ledger import Ledger, Row
 from lib.predict.shape import ModelShape
-from lib.predict.sharded.fsdp_step import Step
+from lib.predict.sharded.fsdp_step import Sizes, Step
 from lib.predict.sharded.offload import STEP_BYTES, HostSpeeds
 from lib.predict.sharded.units import Unit, alive, optimizer_states, units_of
 
@@ -51,7 +51,8 @@ class _Offloaded(Step):
     """Carries out a step's actions, and what they send over the links to the hosts."""
 
     def __init__(self, shape, batches, speeds, units, itemsize, sequence, host, prefetch):
-        super().__init__(shape, batches, speeds, units, len(batches), itemsize, sequence)
+        sizes = Sizes(itemsize, itemsize, itemsize)
+        super().__init__(shape, batches, speeds, units, len(batches), sizes, sequence)
         self.host, self.prefetch = host, prefetch
         self.lanes: dict[tuple[str, int], float] = {}  # when each is free
         self.fetched: dict[int, list[float]] = {}  # units -> when their shards have arrived
@@ -62,7 +63,7 @@ class _Offloaded(Step):
     def copied(self) -> int:
         """Return the bytes of shards on each device."""
         on_device = {*self.fetched, *self.joining}
-        return self.itemsize * sum(self.units[unit].share(self.ranks) for unit in on_device)
+        return self.sizes.shard * sum(self.units[unit].share(self.ranks) for unit in on_device)
 
     def launch_on_host(self, op: str, nbytes: int, after: Sequence[float]) -> list[float]:
         """Put a copy or a step into the lane of each rank; return when it ends."""
@@ -88,7 +89,7 @@ class _Offloaded(Step):
 
     def fetch(self, unit: int) -> None:
         """Start to copy the shard of a unit to the device, unless it is there."""
-        nbytes = self.units[unit].share(self.ranks) * self.itemsize
+        nbytes = self.units[unit].share(self.ranks) * self.sizes.shard
         if nbytes and unit not in self.fetched:
             self.fetched[unit] = self.launch_on_host("to_device", nbytes, ())
 
@@ -112,12 +113,12 @@ class _Offloaded(Step):
     def settle(self, unit: int) -> None:
         """Keep the mean of a unit's gradients, and send it to the host."""
         super().settle(unit)
-        if nbytes := self.units[unit].share(self.ranks) * self.itemsize:
+        if nbytes := self.units[unit].share(self.ranks) * self.sizes.shard:
             self.sent.append(self.launch_on_host("to_host", nbytes, ()))
 
     def step(self, optimizer: str) -> None:
         """Let each host step its shards when all gradients have arrived."""
         numbers = sum(unit.share(self.ranks) for unit in self.units)
         ready = [max(ends) for ends in zip(*self.sent)]
-        nbytes = numbers * STEP_BYTES[optimizer] * self.itemsize // 4
+        nbytes = numbers * STEP_BYTES[optimizer] * self.sizes.shard // 4
         self.wait_for_host("step", self.launch_on_host("step", nbytes, ready))

@@ -74,6 +74,27 @@ def test_the_rows_are_the_predicted_exchanges_in_their_order(shape, prefetch, re
         assert [(row.op, row.bytes) for row in rows] == wanted
 
 
+@pytest.mark.parametrize("reduce_bytes", [2, 4])
+def test_mixed_precision_gathers_two_bytes_and_keeps_four(reduce_bytes):
+    shape, times = GPTShape(layers=3), speeds("H100")
+    more = {"param_bytes": 2, "reduce_bytes": reduce_bytes}
+    ledger, units = fsdp_step(shape, [2] * 4, times, **more), units_of(shape)
+    rows = sorted(ledger.where(rank=0, lane="comm"), key=lambda row: row.number)
+    assert [(row.op, row.bytes) for row in rows] == [
+        (e.op, e.bytes) for e in of_fsdp(units, 4, **more)
+    ]
+    kept, held = 4 * sum(unit.share(4) for unit in units), list(alive(units, 4, **more))
+    found = {kind: [r.bytes for r in ledger.where(rank=0, lane="memory", op=kind)]
+             for kind in ("parameters", "gradients")}  # fmt: skip
+    assert max(found["parameters"]) == kept + max(state.whole for state in held)
+    assert found["parameters"][-1] == found["gradients"][-1] == kept
+    wide = fsdp_step(shape, [2] * 4, times)
+    assert ledger.makespan < wide.makespan
+    # A cast for each of 10 gathers of a unit, and one for each of 5 shards that arrive in bf16.
+    casts = len(ledger.where(rank=0, op="_to_copy"))
+    assert casts == 10 + 5 * (reduce_bytes == 2) and not wide.where(op="_to_copy")
+
+
 def test_hybrid_rows_are_in_two_groups():
     ledger = fsdp_step(FOUR, [1] * 4, speeds("H100"), ranks=2)
     wanted = [(e.op, e.ranks, e.bytes) for e in of_fsdp(units_of(FOUR), 2, replicas=2)]

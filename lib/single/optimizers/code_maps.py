@@ -1,0 +1,158 @@
+"""Numbers as codes of 8 bits: 256 values in [-1, 1], times one maximum for each block of numbers.
+
+    x [N] -> codes [N] of one byte, maxima [N/block] in fp32        x ≈ values[code] · maximum
+
+[Note: the dynamic map]
+After the sign bit, k zero bits say that a number is of the order 10^-k, a one ends them, and the
+bits that are left count equal steps from 0.1 to 1:
+
+    s 0..0 1 f..f        ± 10^-k · (0.1 + 0.9 · (f + 1/2) / 2^(6 - k)),    k = 0, 1, .. 6
+
+So numbers near 1 have 6 bits of fraction, and the smallest, 0.55 · 10^-6, has none. The two codes
+without a one are 0 and 1, so that the largest number of a block is kept exactly. A number that is
+never negative needs no sign: its bit becomes one more bit of fraction for each k.
+
+Here codes count the values in rising order, so they are not the bits above; the values are the
+same. Source: Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (arXiv
+2110.02861), sections 1.2 and 2.2.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+DECADES = 7  # 10^0 to 10^-6
+
+
+def dynamic_values(signed: bool) -> Tensor:
+    """Return the 256 values of the dynamic map in rising order, in float64; see the note above."""
+    magnitudes = []
+    for k in range(DECADES):
+        steps = 2 ** (DECADES - 1 - k + (not signed))
+        middles = (torch.arange(steps, dtype=torch.float64, device="cpu") + 0.5) / steps
+        magnitudes.append(10.0**-k * (0.1 + 0.9 * middles))
+    positive = torch.cat(magnitudes)
+    ends = positive.new_tensor([0.0, 1.0])
+    return torch.cat([positive, ends, *([-positive] if signed else [])]).sort().values
+
+
+def linear_values(signed: bool) -> Tensor:
+    """Return 256 values in equal steps, in float64: k/127 from -128 on, or k/255 from 0 on."""
+    codes = torch.arange(256, dtype=torch.float64, device="cpu")
+    return (codes - 128) / 127 if signed else codes / 255
+
+
+VALUES = {"dynamic": dynamic_values, "linear": linear_values}
+
+
+class CodeMap:
+    """Maps numbers in [-1, 1] to the codes of the nearest of 256 values, and back.
+
+    `values` are in rising order; code c stands for values[c]. Exactly between two values, the lower
+    one is taken. Raises ValueError where two values are so close that `nearest` could not tell.
+
+    [Note: nearest by a table]
+    A search in 255 borders takes eight comparisons a number. But the bits of an fp32 number are an
+    integer that rises with it, and among numbers that agree in their upper 16 bits lies at most one
+    border. So a table of 65,536 words suffices: word h holds the code at the lower end of h,
+    and how many of the lower bits must be added to reach the border, such that a plain sum carries
+    into the code when the number lies beyond it.
+    """
+
+    def __init__(self, values: Tensor):
+        if values.shape != (256,) or not bool((values[1:] > values[:-1]).all()):
+            raise ValueError("A code of 8 bits needs 256 values in rising order.")
+        self.values = values.to(torch.float32)
+        self.negative = bool(values[0] < 0)
+        self.words = _words(self.values)
+
+    def to(self, device: torch.device) -> "CodeMap":
+        """Return the map with its tables on a device."""
+        if device == self.values.device:
+            return self
+        moved = object.__new__(CodeMap)
+        moved.values, moved.words = self.values.to(device), self.words.to(device)
+        moved.negative = self.negative
+        return moved
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Return the codes of the values that are nearest to fp32 numbers in [-1, 1], as uint8."""
+        key = x.view(torch.int32)
+        if self.negative:
+            key = _rising(key)
+        half = (key >> 16).bitwise_and_(0xFFFF)
+        words = self.words.index_select(0, half.view(-1)).view_as(key)
+        return words.add_(key).bitwise_right_shift_(16).to(torch.uint8)
+
+    def encode(self, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """Encode fp32 numbers: [N] -> codes [N] uint8, and the maximum of each block, [N/block].
+
+        The last block may be shorter. A block of zeros has the maximum 0; one with a NaN or an
+        infinity is decoded as NaN.
+        """
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        maxima = x.new_empty(-(-x.numel() // block))
+        for rows, top, row_codes in _blocks(block, x, maxima, codes):
+            top.copy_(rows.abs().amax(1))
+            self.encode_rows(rows, top, row_codes)
+        return codes, maxima
+
+    def encode_rows(self, rows: Tensor, maxima: Tensor, codes: Tensor) -> None:
+        """Write the codes of blocks [R, block] whose maxima [R] are known."""
+        tiny = torch.finfo(torch.float32).tiny  # a block of zeros must not become NaN
+        codes.copy_(self.nearest(rows / maxima.clamp(min=tiny)[:, None]))
+
+    def decode(self, codes: Tensor, maxima: Tensor, block: int) -> Tensor:
+        """Decode: codes [N] and maxima [N/block] -> fp32 numbers [N]."""
+        x = self.values.index_select(0, codes.int())
+        for rows, top in _blocks(block, x, maxima):
+            rows.mul_(top[:, None])
+        return x
+
+
+@functools.cache
+def code_map(kind: str, signed: bool) -> CodeMap:
+    """Return the "dynamic" or the "linear" map. Raises ValueError for another name."""
+    if kind not in VALUES:
+        raise ValueError(f"No map of 8 bits is called {kind!r}. Choose dynamic or linear.")
+    return CodeMap(VALUES[kind](signed))
+
+
+def _blocks(block: int, x: Tensor, maxima: Tensor, *others: Tensor):
+    """Give views of the whole blocks, [R, block], and of the shorter last one, each as a matrix."""
+    whole = x.numel() // block
+    if whole:
+        rows = [t[: whole * block].view(whole, block) for t in (x, *others)]
+        yield rows[0], maxima[:whole], *rows[1:]
+    if x.numel() % block:
+        rows = [t[whole * block :].view(1, -1) for t in (x, *others)]
+        yield rows[0], maxima[whole:], *rows[1:]
+
+
+def _rising(bits: Tensor) -> Tensor:
+    """Return integers that rise with the fp32 numbers which have these bits."""
+    return (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+
+
+def _words(values: Tensor) -> Tensor:
+    """Make the table of `nearest` for fp32 values in rising order: one word for each upper half.
+
+    A word plus the whole integer of a number is its code, times 2^16, and some lower bits.
+    """
+    exact = values.double()
+    middle = (exact[1:] + exact[:-1]) / 2  # of two fp32 numbers, so exact in float64
+    below = middle.float()
+    down = torch.nextafter(below, torch.full_like(below, -torch.inf))
+    below = torch.where(below.double() > middle, down, below)  # the last that is not beyond
+    border = _rising(below.view(torch.int32)).long() + 1
+    upper = torch.arange(65536, device=values.device)
+    start = torch.where(upper < 32768, upper, upper - 65536) * 65536  # the numbers' lower ends
+    first = torch.searchsorted(border, start, right=True)  # their codes
+    last = torch.searchsorted(border, start + 65535, right=True)
+    if int((last - first).max()) > 1:
+        raise ValueError(
+            "Three values of the map lie so close together that a step of 2^-7 crosses two borders."
+        )
+    carry = torch.where(last > first, 65536 - (border[first.clamp(max=254)] - start), 0)
+    return (first * 65536 + carry - start).to(torch.int32)
