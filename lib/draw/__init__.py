@@ -1,6 +1,7 @@
 """Pictures made from plain rows, and `guess`; no torch."""
 
 from lib.draw.attention_blocks import attention_blocks
+from lib.draw.bits import bits
 from lib.draw.blocks import blocks
 from lib.draw.buckets import buckets
 from lib.draw.collective import collective
@@ -23,6 +24,7 @@ from lib.draw.versions import versions
 __all__ = [
     "Picture",
     "attention_blocks",
+    "bits",
     "blocks",
     "buckets",
     "collective",

@@ -1,4 +1,4 @@
-"""What all ranks agree on: the model they begin with, its values, and whether a step is taken."""
+"""How ranks agree: on the model from which a method begins, its values, and on whether to step."""
 
 import zlib
 from itertools import zip_longest
@@ -51,3 +51,14 @@ def found_anywhere(flag: torch.Tensor, group=None, device=None) -> torch.Tensor:
     flags = flag.detach().to(device or flag.device, torch.float32, copy=True)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
     return flags
+
+
+def on_any_rank(flag: torch.Tensor, group=None) -> torch.Tensor:
+    """Return the largest flag of all ranks, the same on all: [], one all_reduce of one number.
+
+    `LossScaler(found_anywhere=on_any_rank)` so skips a step on every rank if one found infinity.
+    All ranks of the group must call it equally often.
+    """
+    flag = flag.clone()
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+    return flag

@@ -4,6 +4,7 @@ import pytest
 
 from lib.draw import (
     attention_blocks,
+    bits,
     blocks,
     buckets,
     collective,
@@ -42,6 +43,10 @@ SIZES = [1e3, 1e4, 1e5]
 PICTURES = {
     "attention_blocks": lambda: attention_blocks("contiguous", ranks=8, step=3),
     "attention_blocks by heads": lambda: attention_blocks("heads"),
+    "bits": lambda: bits(1 / 3, "fp32", "tf32"),
+    "bits, with counts": lambda: bits(
+        3e-7, exponents={-40: 3, -25: 9, -20: 20, -10: 5}, scale=2**16, what="gradients"
+    ),
     "blocks": lambda: blocks(
         {"best": replay(checkpointed()), "arena": replay(checkpointed(), arena=["activations"])}
     ),
