@@ -107,8 +107,11 @@ def least(cover: list[Tensor]) -> Tensor:
 
 
 def maxima(numbers: Tensor) -> tuple[Tensor, ...]:
-    """Return the largest number of each slice of each dim: [n, m] -> [n, 1], [1, m]."""
+    """Return the largest number of each slice of each dim, 0 of none: [n, m] -> [n, 1], [1, m]."""
     if numbers.dim() < 2:
         return (numbers.clone(),)
     dims = range(numbers.dim())
+    if not numbers.numel():  # a rank may have no rows
+        sizes = list(numbers.shape)
+        return tuple(numbers.new_zeros([sizes[d] if d == dim else 1 for d in dims]) for dim in dims)
     return tuple(numbers.amax([d for d in dims if d != dim], keepdim=True) for dim in dims)
