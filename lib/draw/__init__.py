@@ -1,6 +1,7 @@
 """Pictures made from plain rows, and `guess`; no torch."""
 
 from lib.draw.attention_blocks import attention_blocks
+from lib.draw.bits import bits
 from lib.draw.blocks import blocks
 from lib.draw.buckets import buckets
 from lib.draw.collective import collective
@@ -8,6 +9,7 @@ from lib.draw.curves import curve
 from lib.draw.guess import guess
 from lib.draw.keep import keep
 from lib.draw.memory import memory
+from lib.draw.optimizers import optimizers
 from lib.draw.partition import partition
 from lib.draw.parts.picture import Picture
 from lib.draw.routing import routing
@@ -22,6 +24,7 @@ from lib.draw.versions import versions
 __all__ = [
     "Picture",
     "attention_blocks",
+    "bits",
     "blocks",
     "buckets",
     "collective",
@@ -29,6 +32,7 @@ __all__ = [
     "guess",
     "keep",
     "memory",
+    "optimizers",
     "partition",
     "routing",
     "schedule",

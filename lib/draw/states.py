@@ -31,7 +31,7 @@ def states(
     kept = [keeping(o, p) for p in PRECISIONS for o in STATES if o != "adam"]
     if chosen not in kept:
         kept.append(chosen)
-    gpus = [{"name": name, "memory": int(hardware.gpu(name).memory_bytes)} for name in _gpus(gpu)]
+    gpus = devices(gpu)
     counts = sorted({2**n for n in range(13)} | {ranks})
     data = {
         "sizes": sizes, "ranks": counts, "gpus": gpus,
@@ -57,10 +57,13 @@ def _sizes(numel: int) -> list[dict]:
     return [{"numel": n, "name": named.get(n, "")} for n in sorted({*named, *rounds, numel})]
 
 
-def _gpus(gpu: str) -> list[str]:
-    """Return the devices of the table, and this machine where it is asked for."""
-    name = hardware.gpu(gpu).name
-    return list(dict.fromkeys([*hardware.gpus(), name]))
+def devices(gpu: str) -> list[dict]:
+    """Return name and memory in bytes of the table's devices, and of `gpu` where it is another.
+
+    Raises ValueError for a name that is not known.
+    """
+    names = dict.fromkeys([*hardware.gpus(), hardware.gpu(gpu).name])
+    return [{"name": name, "memory": int(hardware.gpu(name).memory_bytes)} for name in names]
 
 
 def _story(data: dict, counted: Convention) -> str:

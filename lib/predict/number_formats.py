@@ -88,7 +88,7 @@ class NumberFormat:
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next larger number; rounding to nearest errs by half of it."""
+        """The distance from 1 to the next larger number: relative errors are at most half of it."""
         return math.ldexp(1.0, -self.mantissa)
 
     def fields(self, code: int) -> tuple[int, int, int]:

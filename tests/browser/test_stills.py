@@ -4,6 +4,7 @@ import pytest
 
 from lib.draw import (
     attention_blocks,
+    bits,
     blocks,
     buckets,
     collective,
@@ -11,6 +12,7 @@ from lib.draw import (
     guess,
     keep,
     memory,
+    optimizers,
     partition,
     routing,
     schedule,
@@ -41,6 +43,10 @@ SIZES = [1e3, 1e4, 1e5]
 PICTURES = {
     "attention_blocks": lambda: attention_blocks("contiguous", ranks=8, step=3),
     "attention_blocks by heads": lambda: attention_blocks("heads"),
+    "bits": lambda: bits(1 / 3, "fp32", "tf32"),
+    "bits, with counts": lambda: bits(
+        3e-7, exponents={-40: 3, -25: 9, -20: 20, -10: 5}, scale=2**16, what="gradients"
+    ),
     "blocks": lambda: blocks(
         {"best": replay(checkpointed()), "arena": replay(checkpointed(), arena=["activations"])}
     ),
@@ -56,6 +62,7 @@ PICTURES = {
     "memory, two runs": lambda: memory(
         {"ZB-H1": play(zb_h1(2, 8), PAPER).ledger, "1F1B": play(one_f_one_b(4, 8), PAPER).ledger}
     ),
+    "optimizers": lambda: optimizers("Llama 3 8B", {"adamw": [2.5, 2.6], "muon": [2.4]}),
     "partition": lambda: partition([3, 1, 2, 2], ("equal", equal([3, 1, 2, 2], 2)), unit=""),
     "routing": lambda: routing(runs(), capacity=1.25),
     "schedule": lambda: schedule("interleaved", 8, 8, 2, par=60, limit=5),

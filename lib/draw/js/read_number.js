@@ -1,4 +1,5 @@
 // Numbers as people write them: 1e6, 1,000,000, 12 MB, 3/4, 75 %, 2 * 4 * 1024, 2^20, 7B.
+import { readProduct } from "./read_factors.js";
 
 const smallPrefixes = { n: 1e-9, u: 1e-6, µ: 1e-6, μ: 1e-6, m: 1e-3, k: 1e3, K: 1e3 };
 const largePrefixes = { M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18 };
@@ -22,7 +23,7 @@ export function readNumber(text, unit = "") {
   const plain = text.trim().replaceAll(/[−–]/g, "-"), quoted = `“${text.trim()}”`;
   const examples = `12, 1e6, 1,000,000, 3/4 or ${isShare(unit) ? "75%" : `12 ${shortOf(unit)}`}`;
   if (!plain) return { wrong: `Write a number first: ${examples}.` };
-  const { comma, isRead, value: number, rest } = product(plain);
+  const { comma, isRead, value: number, rest } = readProduct(plain);
   if (comma) {
     const remedy = "write 3.5 with a point; a comma stands before three digits, as in 1,000";
     return { wrong: `${quoted}: ${remedy}.` };
@@ -39,42 +40,6 @@ export function readNumber(text, unit = "") {
     return { wrong: `${quoted} is no finite number: write ${examples}.` };
   }
   return { value: Number(value.toPrecision(15)) };
-}
-
-// Reads factors: 2 * 3/4 * 2^10; gives their product and the text after it.
-function product(text) {
-  let rest = text, value = 1, isDivided = false, isRead = false;
-  for (;;) {
-    const [factor, after, comma] = power(rest);
-    if (comma) return { comma };
-    if (factor === null) return { isRead: false };
-    value = isDivided ? value / factor : value * factor;
-    [isRead, rest] = [true, after];
-    const sign = /^\s*(\*(?!\*)|×|·|\/|x(?=\s*\d))\s*(?=[\d.+-])/.exec(rest);
-    if (!sign) return { isRead, value, rest: rest.trim() };
-    isDivided = sign[1] === "/";
-    rest = rest.slice(sign[0].length);
-  }
-}
-
-// One number, and its power where one follows: 2^20.
-function power(text) {
-  const [base, rest, comma] = plainNumber(text);
-  const sign = base !== null && /^\s*(\^|\*\*)\s*/.exec(rest);
-  if (!sign) return [base, rest, comma];
-  const [exponent, after, wrong] = plainNumber(rest.slice(sign[0].length));
-  return [exponent === null ? null : base ** exponent, after, wrong];
-}
-
-// A number without a power, and the text after it; `true` where a comma stands wrongly.
-function plainNumber(text) {
-  const number =
-    /^[+-]?(?=\.?\d)(?:\d{1,3}(?:[,_'\u00a0\u202f ]\d{3})+(?!\d)|\d*)(?:\.\d*)?(?:e[+-]?\d+)?/i
-      .exec(text);
-  if (!number) return [null, text];
-  const rest = text.slice(number[0].length);
-  if (/^[,.]\d/.test(rest)) return [null, text, rest[0] === ","];
-  return [Number(number[0].replaceAll(/[,_'\u00a0\u202f ]/g, "")), rest];
 }
 
 // How many of the question's units one of `suffix` is; null where it is none.

@@ -1,11 +1,19 @@
 // Bytes that a rank keeps of a model under each stage of ZeRO, beside the memory of its device.
 import { axisMarks, legendMarks, wrapText } from "./axes.js";
-import { boxMark, lineMark, textMark } from "./marks.js";
+import { textMark } from "./marks.js";
 import { shadeOfKind } from "./memory_stacks.js";
 import { amount, commas, plural } from "./numbers.js";
+import {
+  byteScale,
+  countInWords,
+  deviceInWords,
+  kindBar,
+  limitMarks,
+  STATES_EDGE,
+  STATES_ROW,
+  STATES_TOP,
+} from "./state_bars.js";
 
-const STATES_EDGE = 14, STATES_TOP = 26, STATES_BAR = 20, STATES_ROW = 46; // px
-const STATES_FAR = 4; // the axis ends at so many times the device's memory
 const STATE_KINDS = ["parameters", "gradients", "optimizer", "activations"];
 const SHARDED = ["nothing", "optimizer", "optimizer, gradients", "everything"]; // by stage
 
@@ -56,15 +64,6 @@ function stateControls({ sizes, ranks, kept, gpus }) {
   ];
 }
 
-// Writes a number of parameters with three digits: 8.03 billion.
-function countInWords(numel) {
-  const steps = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1, ""]];
-  const [step, word] = steps.find(([least]) => numel >= 0.9995 * least) || steps.at(-1);
-  return `${commas(Number((numel / step).toPrecision(3)))} ${word}`.trim();
-}
-
-const deviceInWords = ({ name, memory }) => `${name}, ${amount(memory, "B")}`;
-
 // What is chosen, and the bytes by kind for each stage, as lib/predict/sharded/states.py has them.
 function stagesOf(data, state) {
   const { name, numel } = data.sizes[state.size], ranks = data.ranks[state.ranks];
@@ -86,12 +85,11 @@ function stagesOf(data, state) {
 function layStates(data, state, width) {
   const chosen = stagesOf(data, state), { stages, gpu } = chosen;
   const left = STATES_EDGE, right = width - STATES_EDGE;
-  const most = Math.max(...stages.map(({ total }) => total));
-  const end = Math.max(1.1 * gpu.memory, Math.min(most, STATES_FAR * gpu.memory));
-  const x = (bytes) => left + (Math.min(bytes, end) / end) * (right - left);
+  const scale = byteScale(stages.map(({ total }) => total), gpu.memory, left, right);
+  const { x, end } = scale;
   const bottom = STATES_TOP + stages.length * STATES_ROW;
   const marks = stages.flatMap((one, n) =>
-    zeroMarks(one, STATES_TOP + n * STATES_ROW, x, end, right)
+    zeroMarks(one, STATES_TOP + n * STATES_ROW, scale, right)
   );
   marks.push(...limitMarks(gpu, x(gpu.memory), stages.length, width));
   marks.push(...axisMarks(left, right, bottom, 0, end, "B"));
@@ -108,39 +106,16 @@ function layStates(data, state, width) {
 }
 
 // A stage: its number and its bytes in a line, and below it a bar of its kinds.
-function zeroMarks({ stage, bytes, total, fits }, y, x, end, right) {
+function zeroMarks({ stage, bytes, total, fits }, y, scale, right) {
   const text = `stage ${stage}: ${amount(total, "B")}, ${fits ? "fits" : "does not fit"}`;
-  const marks = [textMark(x(0), y + 8, text)], about = `sharded: ${SHARDED[stage]}`;
-  if (right - x(0) > (text.length + about.length + 4) * style.letter) {
+  const left = scale.x(0), marks = [textMark(left, y + 8, text)];
+  const about = `sharded: ${SHARDED[stage]}`;
+  if (right - left > (text.length + about.length + 4) * style.letter) {
     marks.push(textMark(right, y + 8, about, { align: "right", fill: style.faint }));
   }
-  const top = y + 18;
-  let below = 0;
-  for (const kind of STATE_KINDS) {
-    const from = x(below), w = x(below + bytes[kind]) - from;
-    below += bytes[kind];
-    if (!(w > 0)) continue;
-    const told = `stage ${stage}: ${kind} ${commas(bytes[kind])} bytes`;
-    const more = { fill: shadeOfKind(kind), about: told, id: `${stage} ${kind}` };
-    marks.push(boxMark(from, top, w, STATES_BAR, more));
-  }
-  if (total > end) { // the bar goes on: it is torn at the edge
-    const tear = [[right - 8, top + STATES_BAR], [right - 2, top]];
-    marks.push(lineMark(tear, style.paper, { thick: 3 }));
-  }
-  return marks;
-}
-
-// The device's memory: its name above, and a line over each bar, which leaves the texts free.
-function limitMarks(gpu, x, rows, width) {
-  const text = deviceInWords(gpu), half = (text.length * style.letter) / 2;
-  const middle = Math.min(Math.max(x, half), width - half);
-  const marks = [textMark(middle, 9, text, { align: "middle" })];
-  for (let n = 0; n < rows; n++) {
-    const top = STATES_TOP + n * STATES_ROW + 18, line = [[x, top - 3], [x, top + STATES_BAR + 3]];
-    marks.push(lineMark(line, style.paper, { thick: 5 }), lineMark(line, style.ink, { thick: 2 }));
-  }
-  return marks;
+  const told = (kind) => `stage ${stage}: ${kind} ${commas(bytes[kind])} bytes`;
+  const parts = STATE_KINDS.map((kind) => [kind, bytes[kind], told(kind), `${stage} ${kind}`]);
+  return [...marks, ...kindBar(parts, y + 18, scale)];
 }
 
 // Tells in sentences which stages fit, and how large a model could be.

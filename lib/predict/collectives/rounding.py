@@ -12,8 +12,12 @@ where k runs over the numbers of tensors in all rounded sums, and the 1 is the r
 tensors themselves before they are sent. A ring has k = 2, 3, ... n, and its error grows as √(n/2);
 a tree has n/2 sums of 2, n/4 of 4, ... and grows as √(log2 n).
 
-Where all ranks have nearly the same tensor the formula does not hold: a ring of equal numbers stops
-growing at 2/epsilon of them, because the next one is less than half the distance of its neighbours.
+Gradients of one model have something in common, above all early in training. Where the correlation
+of two ranks' tensors is r, the mean square of a sum of k is k + k(k - 1)r times that of one. Both
+the errors and the whole sum become larger; of a tree, whose last sums are nearly the whole, the
+error stops growing. A ring of equal numbers has another one that is no matter of chance: it stops
+growing at 2/epsilon of them, because the next one is less than half the distance to the next number
+of the format. The formula does not have this error, which begins to show before.
 """
 
 from collections.abc import Iterator
@@ -46,14 +50,19 @@ def sizes_of_sums(algorithm: str, ranks: int, node: int | None = None) -> list[i
     return list(orders[algorithm](n))
 
 
-def error_of_sum(algorithm: str, ranks: int, epsilon: float, node: int | None = None) -> float:
+def error_of_sum(
+    algorithm: str, ranks: int, epsilon: float, node: int | None = None, *, correlation: float = 0.0
+) -> float:
     """Return the predicted error of a sum over ranks in a format, as a share of the sum.
 
     `epsilon` is the distance of the format's numbers at 1: 2^-7 for bf16, 2^-10 for fp16, 2^-23 for
-    fp32.
+    fp32. `correlation` is that of the tensors of two ranks, 0 where they are independent and 1
+    where they are equal.
     """
-    sums = sizes_of_sums(algorithm, ranks, node)
-    return ROUNDING * real(epsilon, "epsilon") * sqrt(1 + sum(sums) / ranks)
+    common = real(correlation, "correlation")
+    square = lambda k: k + k * (k - 1) * common
+    sums = sum(map(square, sizes_of_sums(algorithm, ranks, node)))
+    return ROUNDING * real(epsilon, "epsilon") * sqrt((ranks + sums) / square(ranks))
 
 
 def most_equal_numbers(epsilon: float) -> int:

@@ -13,8 +13,9 @@ never step further than Adagrad; SM3-II's ν is never larger than SM3-I's, and s
 Adagrad's, the sums only grow: there is no decay rate, and the steps become shorter.
 
 [Note: momentum]
-The paper trains with momentum, an average of g / √ν. It has as many numbers as the parameter, so
-SM3 with momentum keeps half of what Adam keeps, and a little more; only without it n + m numbers.
+In practice there is momentum, an average of g / √ν, as in the authors' implementation
+(google-research/sm3). It has as many numbers as the parameter, so SM3 with momentum keeps half of
+what Adam keeps, and a little more; only without it are there n + m numbers.
 
 Source: Anil, Gupta, Koren and Singer 2019, "Memory-Efficient Adaptive Optimization" (arXiv
 1901.11150), algorithms SM3-I and SM3-II.

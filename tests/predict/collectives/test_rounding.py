@@ -36,6 +36,16 @@ def test_a_ring_grows_with_the_root_and_a_tree_with_the_logarithm():
     assert error_of_sum("ring", 1024, 2.0**-7) / error_of_sum("tree", 1024, 2.0**-7) > 6
 
 
+def test_what_ranks_have_in_common_counts_in_every_sum():
+    """Of equal tensors a sum of k has k² times the square: 2² + 2² + 4² in a tree of 4."""
+    error = error_of_sum("tree", 4, 1.0, correlation=1.0) / rounding.ROUNDING
+    assert error**2 == pytest.approx((4 + 4 + 4 + 16) / 16)
+    grows = [error_of_sum("tree", n, 1.0, correlation=0.5) for n in (64, 1024)]
+    assert grows[1] == pytest.approx(grows[0], rel=0.02), "a tree's error stops growing"
+    grows = [error_of_sum("ring", n, 1.0, correlation=0.5) for n in (64, 1024)]
+    assert grows[1] == pytest.approx(4 * grows[0], rel=0.02)
+
+
 def test_equal_numbers():
     assert most_equal_numbers(2.0**-7) == 256 and most_equal_numbers(2.0**-10) == 2048
 

@@ -186,6 +186,15 @@ def test_stochastic_rounding_has_the_number_as_its_mean():
     assert not torch.allclose(ceil.round(x).mean(0), x[0], atol=0.01)
 
 
+@ALL
+def test_on_an_accelerator(form):
+    if not torch.accelerator.is_available():
+        pytest.skip("there is no accelerator")
+    codes = form.encode(wide().to(torch.accelerator.current_accelerator()))
+    assert torch.equal(codes.elements.cpu(), form.encode(wide()).elements)
+    assert torch.equal(form.decode(codes).cpu(), form.round(wide()))
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="40 entries, and MXFP8 needs whole blocks of 32"):
         MXFP8.encode(torch.ones(2, 40))

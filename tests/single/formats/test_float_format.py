@@ -226,6 +226,8 @@ def test_what_is_refused():
         E2M1.encode(x, overflow="infinity")
     with pytest.raises(ValueError, match="`rounding`.*not 'up'"):
         FP16.encode(x, "up")
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        E2M1.decode(torch.tensor([16], dtype=torch.uint8))
     with pytest.raises(TypeError, match="not of torch.int64"):
         FP16.encode(torch.ones(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="torch.bfloat16 does not hold every number of FP16"):

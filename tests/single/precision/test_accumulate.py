@@ -162,6 +162,16 @@ def test_a_long_softmax_in_bf16_loses_its_sum():
     assert softmax_in(BF16, x).sum().item() == 4096 / 256
 
 
+def test_on_an_accelerator():
+    if not torch.accelerator.is_available():
+        pytest.skip("there is no accelerator")
+    device = torch.accelerator.current_accelerator()
+    a, b = pair(40, 0, BF16)
+    found = matmul_in(BF16, a.to(device), b.to(device), 16, products=BF16)
+    assert torch.equal(found.cpu(), matmul_in(BF16, a, b, 16, products=BF16))
+    assert torch.equal(softmax_in(FP16, a.to(device)).cpu(), softmax_in(FP16, a))
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"needs \[M, K\] and \[K, N\], not \[2, 3\] and \[2, 3\]"):
         matmul_in(FP16, torch.ones(2, 3), torch.ones(2, 3))

@@ -146,6 +146,17 @@ def test_errors_are_those_predicted(name, dtype, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "widened"])
+def test_errors_of_what_ranks_have_in_common_are_those_predicted(name, seed):
+    """A quarter of each tensor's square is the same on all ranks; up to 64 of them, in 20 %."""
+    common = tensors(1, 2000, seed=seed + 100) / 2
+    for ranks in (4, 16, 64):
+        x = tensors(ranks, 2000, seed=seed) * 0.75**0.5 + common
+        predicted = rounding.error_of_sum(name, ranks, 2.0**-7, correlation=0.25)
+        assert error_of_sum(x, name, torch.bfloat16) == pytest.approx(predicted, rel=0.2), ranks
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_round_a_ring_errors_grow_with_the_root_of_the_ranks(seed):
     counts = [16, 64, 256, 1024]
     x = {n: tensors(n, 2000, seed=seed) for n in counts}

@@ -1,0 +1,3 @@
+from lib.draw import bits
+
+bits(0.3, "e4m3", "e5m2")
