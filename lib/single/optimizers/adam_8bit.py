@@ -30,7 +30,7 @@ from lib.single.optimizers.adam import AdamW
 from lib.single.optimizers.code_maps import CodeMap, code_map
 from lib.single.optimizers.listwise import counted, counter
 
-CHUNK = 2**17  # numbers that are decoded at a time on a CPU: their fp32 copies fit into its cache
+CHUNK = 2**18  # numbers that are decoded at a time on a CPU: of their fp32 copies each has 1 MiB
 GPU_CHUNK = 2**24
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # which of them can be negative
 
