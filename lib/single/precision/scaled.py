@@ -11,8 +11,8 @@ the tile then meets the largest number of the format. A scale here multiplies co
 The product of two numbers of 8 bits is exact in float32, and sums are float32. Scales that are the
 same for the whole inner dim are multiplied after the sum. Where they change along it, each run of
 the inner dim has its own sum, which is scaled and added in float32: DeepSeek-V3's promotion, every
-128 products. This is what the tensor cores are asked for, except that those of the H100 sum with
-fewer bits than float32 (DeepSeek-V3, section 3.3.2).
+128 products. This is what the tensor cores are asked for, except that those of the H800 sum with
+about 14 bits (DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2).
 """
 
 from typing import NamedTuple
@@ -84,10 +84,9 @@ def scales_of(
     maxima = _maxima(x.detach().float().abs(), tile)
     scales = (maxima / torch.finfo(FORMATS[format]).max).clamp(min=SMALLEST_SCALE)
     if power_of_two:
-        fraction, exponent = torch.frexp(scales)  # fraction · 2^exponent, from 1/2 to below 1
-        # 2^exponent as exponents of float32: exact, where `exp2` of a GPU may be off by a bit.
-        rounded = torch.ldexp(torch.ones_like(scales), exponent - (fraction == 0.5).int())
-        scales = torch.where(scales.isfinite(), rounded, scales)
+        # Read as a whole number, a float32 is a power of two where its 23 bits of mantissa are 0.
+        bits = scales.view(torch.int32) + (2**23 - 1)
+        scales = torch.where(scales.isfinite(), (bits & -(2**23)).view(torch.float32), scales)
     return torch.where(maxima == 0, 1.0, scales)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss, train
@@ -127,6 +128,21 @@ def test_gradients_of_two_uses_and_two_backwards_add_up():
     first = module.weight.grad.clone()
     y.backward(dy)
     torch.testing.assert_close(module.weight.grad, 2 * first)
+
+
+@pytest.mark.parametrize("scaling", [*SCALINGS, "delayed"])
+def test_a_second_forward_gives_the_same_gradients(scaling):
+    """As recomputation needs it: histories, too, are what they are without."""
+    results = []
+    for again in (False, True):
+        module = layer(scaling, history=2)
+        for _ in range(2):
+            x, dy = random(8, 24).requires_grad_(), random(8, 40, seed=1)
+            y = checkpoint(module, x, use_reentrant=False) if again else module(x)
+            y.backward(dy)
+            update_scales(module)
+        results.append((y.detach(), x.grad, module.weight.grad, *module.buffers()))
+    assert every(torch.equal(a, b) for a, b in zip(*results))
 
 
 def test_a_second_derivative_and_a_changed_weight_are_refused():

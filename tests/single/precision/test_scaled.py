@@ -74,6 +74,9 @@ def test_scales_that_are_powers_of_two_are_rounded_up(format):
     assert torch.all(rounded >= exact) and torch.all(rounded < 2 * exact)
     fixed = torch.tensor([[LARGEST[format] * 0.25]])
     assert scales_of(fixed, format, power_of_two=True).item() == 0.25  # one already: it stays
+    powers = torch.tensor([2.0**n for n in range(-126, 112)])  # and so does every other one
+    found = scales_of(powers[:, None] * LARGEST[format], format, (1, 0), power_of_two=True)
+    assert torch.equal(found[:, 0], powers)
     # Numbers that the format has keep every bit, which another scale would change.
     x = torch.tensor([[1.0, 1.25, 1.5, -0.875]])
     assert torch.equal(scaled(x, format, power_of_two=True).decode()[0, :3], x[0, :3])
