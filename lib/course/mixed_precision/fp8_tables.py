@@ -52,4 +52,4 @@ def few_bits(steps: int = 60) -> str:
 
 def _differences(name: str, losses: list[float], plain: list[float], width: int = 13) -> str:
     pairs = zip(losses, plain, strict=True)
-    return f"{name:<{width + 2}}"[:width + 2] + "".join(f"{a - b:+9.3f}" for a, b in pairs)
+    return f"{name:<{width + 2}}"[: width + 2] + "".join(f"{a - b:+9.3f}" for a, b in pairs)
