@@ -1,4 +1,4 @@
-"""The cover of chapter 10: a number that fp16 rounds to zero, and the gradients it rounds to zero."""
+"""The cover of chapter 10: a number, and gradients, that fp16 rounds to zero."""
 
 from lib.course.mixed_precision.gradients import gradients, powers
 from lib.course.mixed_precision.networks import DETECTOR

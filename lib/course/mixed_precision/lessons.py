@@ -115,7 +115,7 @@ def compare(network: Network, recipes: Sequence[str], steps: int | None = None) 
 
 
 def products(terms: int) -> str:
-    """Write the errors of a product of bf16 matrices, [16, terms] · [terms, 16], by partial sums."""
+    """Write the errors of a product of bf16 matrices, 16 by 16 sums, by format of partial sums."""
     draw = torch.Generator("cpu").manual_seed(0)
     a, b = (torch.randn(16, terms, generator=draw, device="cpu") for _ in range(2))
     a, b = BF16.round(a), BF16.round(b).T
