@@ -60,13 +60,13 @@ def scales(scaler) -> list[float]:
 def draw_losses(**runs: Sequence[float]):
     """Draw the losses of runs by step, each the mean over ten steps."""
     lines = {
-        name: (range(5, len(values), 10),
+        name: (range(10, len(values) + 1, 10),
                [sum(values[n : n + 10]) / 10 for n in range(0, len(values), 10)])
         for name, values in runs.items()
     }  # fmt: skip
     return curve(
         predicted=lines, x=("step", ""), y=("loss", ""), lines_are="measured",
-        caption="Measured: the detector's loss, seed 0, each point the mean of ten steps.",
+        caption="Measured: the detector's loss, seed 0, each point the mean of ten steps up to it.",
     )  # fmt: skip
 
 

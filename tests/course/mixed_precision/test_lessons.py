@@ -72,7 +72,7 @@ def test_sent_bytes_are_those_of_rings():
 
 def test_the_losses_are_drawn_by_tens():
     picture = lessons.draw_losses(a=[1.0] * 10 + [3.0] * 10)
-    assert "a measured line, from 5 to 15" in repr(picture)
+    assert "a measured line, from 10 to 20" in repr(picture)
 
 
 def test_delayed_scaling_clips_once():
