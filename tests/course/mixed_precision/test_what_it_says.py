@@ -92,7 +92,7 @@ def test_the_scaled_gradients(notebook, text):
 def test_the_skipped_steps(notebook, text):
     answer = shown(notebook, "scaler = LossScaler(initial=2.0**30)")
     assert "It is 8 steps" in answer and "same scales: True" in answer
-    assert "Seven steps bring s from 2³⁰ to 2²³" in text and "cost an eighth step" in text
+    assert "Seven skips bring s from 2³⁰ to 2²³" in text and "cost an eighth step" in text
 
 
 def test_the_ranks(notebook):
