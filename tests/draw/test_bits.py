@@ -133,9 +133,7 @@ def test_beyond_its_end_the_line_shows_the_end_of_the_format():
     assert "at the end: FP16" in texts(drawn) and not boxes(drawn, "the number")
     assert len(ticks(drawn, "forward")) == 2  # -65,504 and the one before it
     assert "near it: FP16" in texts(bits(-65520, "fp16", None))
-    assert {"near it: FP16", "NaN lies nowhere on it."} <= set(
-        texts(bits(math.nan, "fp16", None))
-    )
+    assert {"near it: FP16", "NaN lies nowhere on it."} <= set(texts(bits(math.nan, "fp16", None)))
 
 
 def test_where_numbers_lie_too_close_a_bar_stands_for_them():
