@@ -7,8 +7,8 @@
 
 They stand for what Micikevicius et al. 2018 (arXiv 1710.03740, section 4) found in large networks:
 classifiers of images needed no scaling, a detector with many boxes and a large LSTM did, and a
-model of speech lost accuracy without master weights; and that "some networks require" products of
-fp16 numbers to be added up in fp32 (section 3.3).
+model of speech lost accuracy without master weights. Some networks also needed products of fp16
+numbers to be added up in fp32 (section 3.3).
 
 [Note: why they differ]
 language   The loss is a mean over 256 tokens, so a gradient is seldom below 2^-24; and the noise of

@@ -29,7 +29,7 @@ from lib.single.precision.accumulate import matmul_in
 from lib.single.precision.replace import replace_linear
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16}
-AT_ONCE = 2**20  # products that are held at the same time
+AT_ONCE = 2**14  # products that are held at the same time: they fit a processor's cache
 
 
 def accumulated(
