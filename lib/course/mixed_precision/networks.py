@@ -22,7 +22,8 @@ regression The table's last column is a third as large as the first, so that it 
 average    Its first layer takes the mean of a sensor's 4,096 readings, all between 0.5 and 1: one
            long sum of terms of one sign. Numbers of fp16 are 1 apart from 1,024 on, so that every
            reading counts as 1, and 2 apart from 2,048 on, where every reading rounds to nothing.
-           All means become 2,048 / 4,096 = 0.5, and nothing is left to learn from. PyTorch's own
+           All means become 2,048 / 4,096 = 0.5, and nothing is left to learn from. (The layer's
+           weights are all 8 / 4,096, a power of two, which changes no rounding.) PyTorch's own
            products of fp16 numbers add up in fp32; `accumulated` adds up as it is told.
 """
 
@@ -40,7 +41,7 @@ SMALL_GPT = GPTShape(width=32, heads=2, layers=2, sequence=32)
 BOXES, OFFSET, HEAD = 4096, 0.01, 0.001  # HEAD: deviation of the detector's last matrix
 ROWS, COLUMNS, HIDDEN = 64, 16, 128
 EXAMPLES, SENSORS, READINGS = 16, 4, 4096
-MIDDLE, LEVEL, NOISE = 0.75, 0.12, 0.12  # a reading: the middle, and up to so much off each
+MIDDLE, LEVEL, NOISE = 0.75, 0.12, 0.12  # the last two: how far each takes a reading off
 
 
 @dataclass(frozen=True)
