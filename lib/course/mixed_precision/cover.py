@@ -1,7 +1,5 @@
-"""The cover of chapter 10: a number, and gradients, that fp16 rounds to zero."""
+"""The cover of chapter 10: a number that fp16 rounds to zero and bf16 does not."""
 
-from lib.course.mixed_precision.gradients import gradients, powers
-from lib.course.mixed_precision.networks import DETECTOR
 from lib.course.narrow import narrow, save
 from lib.draw import bits
 from lib.draw.parts.picture import Picture
@@ -10,9 +8,8 @@ IMAGE = "mixed-precision.png"
 
 
 def picture() -> Picture:
-    """Draw 1e-8 in fp16, over the gradients of the detector's first step."""
-    counts, zeros = powers(gradients(DETECTOR).all)
-    return bits(1e-8, "fp16", None, exponents=counts, zeros=zeros, what="gradients")
+    """Draw 1e-8 in fp16 and in bf16."""
+    return bits(1e-8, "fp16", "bf16")
 
 
 def write(path) -> None:

@@ -17,7 +17,7 @@ from lib.predict.collectives.formulas import collective
 from lib.predict.precision.published import bert_large
 from lib.single import GPT, next_token_loss, share
 from lib.single.formats import BF16, FP16, FP32, FloatFormat
-from lib.single.precision import LossScaler, MasterWeights, mixed
+from lib.single.precision import LossScaler, MasterWeights, RoundedWeights, mixed
 from lib.single.precision.accumulate import matmul_in, relative_error
 from lib.single.precision.mixed import Formats
 from lib.single.precision.summing_order import all_reduced
@@ -66,6 +66,17 @@ def draw_losses(**runs: Sequence[float]):
     return curve(
         predicted=lines, x=("step", ""), y=("loss", ""), lines_are="measured",
         caption="Measured: the detector's loss, seed 0, each point the mean of ten steps up to it.",
+    )  # fmt: skip
+
+
+def draw_errors(measured, predicted):
+    """Draw errors of sums by number of ranks, in percent: {name: (ranks, errors)} twice."""
+    percent = lambda lines: {
+        name: (ranks, [100 * error for error in errors]) for name, (ranks, errors) in lines.items()
+    }
+    return curve(
+        percent(measured), percent(predicted), x=("ranks", ""), y=("error", "%"),
+        caption="Points: measured, gradients after 300 steps. Lines: predicted.",
     )  # fmt: skip
 
 
@@ -121,13 +132,24 @@ def products(terms: int) -> str:
     fourteen = FloatFormat(8, 13)
     ways = {
         "fp32": (FP32, None), "fp16": (FP16, None), "bf16": (BF16, None),
-        "14 bits": (fourteen, None), "14 bits, blocks": (fourteen, 128),
+        "14 bits, blocks": (fourteen, 128), "14 bits": (fourteen, None),
     }  # fmt: skip
     lines = ["partial sums in       error"]
     for name, (accumulator, block) in ways.items():
         error = relative_error(matmul_in(accumulator, a, b, block), a, b)
         lines.append(f"{name:<16}{100 * error:>9.4f} %")
+    error = relative_error(cut_off(a, b, 14), a, b)
+    lines.append(f"{'14 bits, cut off':<16}{100 * error:>9.4f} %")
     return "\n".join(lines)
+
+
+def cut_off(a: Tensor, b: Tensor, bits: int) -> Tensor:
+    """Return a [M, K] · b [K, N] whose partial sums are cut off to so many bits, towards zero."""
+    total = torch.zeros(len(a), b.shape[1], dtype=torch.float64, device=a.device)
+    for column, row in zip(a.double().T, b.double()):
+        mantissa, exponent = torch.frexp(total + torch.outer(column, row))
+        total = torch.ldexp((mantissa * 2**bits).trunc(), exponent - bits)
+    return total
 
 
 def reduced(ranks: Sequence[int], size: int = 256) -> str:
@@ -164,12 +186,13 @@ def both_mixed() -> tuple[Tensor, Tensor, dict]:
 
 
 def kept() -> dict[str, tuple[float, ...]]:
-    """Train a small GPT for a step in three ways: bytes of weights, gradients, master weights and
+    """Train a small GPT for a step in four ways: bytes of weights, gradients, master weights and
     Adam's states, each by parameter, and the bytes kept for backward."""
     return {
         "fp32": _kept(torch.float32, masters=False),
         "bf16, masters": _kept(torch.bfloat16, masters=True),
         "autocast": _kept(torch.float32, masters=False, autocast=True),
+        "bf16 alone": _kept(torch.bfloat16, masters=False),
     }
 
 
@@ -178,6 +201,8 @@ def _kept(dtype: torch.dtype, masters: bool, autocast: bool = False) -> tuple[fl
     optimizer = torch.optim.Adam(model.parameters())
     if masters:
         optimizer = MasterWeights(optimizer)
+    elif dtype != torch.float32:
+        optimizer = RoundedWeights(optimizer, "stochastic")
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
         saved = kept_bytes(model, inputs)
         loss = next_token_loss(model(inputs).float(), targets)
@@ -201,7 +226,7 @@ def bytes_each(way: Sequence[float]) -> float:
 
 def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
     """Write what `kept` returns, a way in each line."""
-    lines = [f"{'bytes of each':<35}in all", "parameter     w  grad  copy  Adam  sum  backward"]
+    lines = ["              w  grad  copy  Adam  sum  backward"]
     for name, way in ways.items():
         parts = "".join(f"{nbytes:6.0f}" for nbytes in way[1:4])
         lines.append(f"{name:<13}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")

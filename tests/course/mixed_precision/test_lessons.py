@@ -80,8 +80,8 @@ def test_delayed_scaling_clips_once():
     assert [row[3] != "0%" for row in rows] == [False, False, True, False]
 
 
-def test_the_cover_shows_what_fp16_loses():
-    assert "67 % become 0" in repr(cover.picture())
+def test_the_cover_shows_what_fp16_makes_of_a_small_number():
+    assert "1e-8 in FP16 is 0 00000 0000000000" in repr(cover.picture())
 
 
 def test_a_step_by_the_clock_has_a_prediction_for_each_format():
@@ -99,3 +99,18 @@ def test_a_prediction_of_a_disturbed_machine_is_told_apart():
     assert not wall_clock.disturbed({"fp32": 0.5, "bf16": 5.0}, measured)
     assert wall_clock.disturbed({"fp32": 0.3, "bf16": 2.0}, measured)
     assert wall_clock.disturbed({"fp32": 1.0, "bf16": 7.0}, measured)
+
+
+def test_sums_that_are_cut_off_err_towards_zero():
+    a, b = torch.full((1, 3), 1.0), torch.tensor([[1.0], [2.0**-4], [2.0**-4]])
+    assert lessons.cut_off(a, b, 4).item() == 1.0  # 4 bits hold 1 and 1.125, not 1.0625
+    assert lessons.cut_off(-a, b, 4).item() == -1.0
+    assert lessons.cut_off(a, b, 5).item() == 1.125
+
+
+def test_errors_are_drawn_in_percent():
+    points = {"ring": ([2, 4], [0.01, 0.02])}
+    assert "0.02" not in repr(lessons.draw_errors(points, points))
+    assert "ring: 2 points and a predicted line, from 2 to 4" in repr(
+        lessons.draw_errors(points, points)
+    )
