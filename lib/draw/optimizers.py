@@ -22,8 +22,8 @@ OPTIMIZERS = {
     "adamw": ("adamw", {}),
     "adafactor": ("adafactor", {}),
     "adafactor + momentum": ("adafactor", {"momentum": True}),
-    "sm3": ("sm3", {"momentum": False}),
-    "sm3 + momentum": ("sm3", {"momentum": True}),
+    "sm3": ("sm3", {}),  # with the momentum that its paper trains with
+    "sm3 without momentum": ("sm3", {"momentum": False}),
     "adam8bit": ("adam8bit", {}),
     "muon": ("muon", {}),
 }

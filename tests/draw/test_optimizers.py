@@ -41,7 +41,9 @@ def test_shapes_alone_are_enough():
     numel = 4096 * 1024 + 4096
     assert f"the given model, {numel:,} parameters" in picture.summary
     assert f"  adafactor: optimizer {4 * (4096 + 1024 + 4096) + 8:,}, " in picture.summary
-    assert f"  sm3: optimizer {4 * (4096 + 1024 + 4096):,}, " in picture.summary
+    sums = 4 * (4096 + 1024 + 4096)
+    assert f"  sm3: optimizer {sums + 4 * numel:,}, " in picture.summary
+    assert f"  sm3 without momentum: optimizer {sums:,}, " in picture.summary
     named = [entry["name"] for entry in picture.live[1]["models"]]
     assert named == ["the given model", *models()]
 

@@ -51,6 +51,16 @@ def test_the_first_difference_is_named(got, wanted, words):
     assert said.startswith(words) if words else said == ""
 
 
+# --- numbers
+
+
+def test_a_wrong_number_with_a_known_reason_is_told_it():
+    asks = Numbers(name="asks", answers={"a": 8, "b": 2}, mistakes={"a": {4: "Count both."}})
+    text = asks.check(a=4, b=4).text
+    assert "  a: 4 is too little\n    Count both.\n  b: 4 is too much" in text
+    assert "Count both" not in asks.check(a=8, b=2).text + asks.check(a=5, b=2).text
+
+
 # --- what a run moved
 
 
