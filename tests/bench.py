@@ -45,6 +45,8 @@ FAMILIES = {
     "recomputation": ("bench_recompute", "checkpoints selective budget"),
     # small formats against PyTorch's casts
     "precision": ("bench_precision", "formats"),
+    # our optimizers against PyTorch's: the time of a step, and the bytes of the states
+    "optimizers": ("bench_optimizers", "adam adafactor sm3 adam_8bit muon kept"),
 }
 
 

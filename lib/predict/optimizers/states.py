@@ -20,6 +20,7 @@ from lib.predict.shape import ModelShape, Parameter
 
 COUNTER = 4  # bytes of the number of steps, an fp32
 MAXIMUM = 4  # bytes of the maximum of a block of codes, an fp32
+EMBEDDINGS = ("tokens.weight", "positions.weight")  # of a GPT
 Shapes = ModelShape | Iterable[Parameter | Sequence[int]]
 
 
@@ -30,7 +31,7 @@ def state_bytes(name: str, shapes: Shapes, itemsize: int = 4, **options) -> int:
     number of the states, 2 for bf16. The options are those of the optimizer that change what it
     keeps: `momentum` (bool) of adafactor, False, and of sm3, True; `block` (256) and `smallest`
     (4,096 weights) of adam8bit; `hidden` of muon, a function of a Parameter or shape that says
-    which are its own (by default all matrices but those of a model's first and last block).
+    which are its own (by default all matrices but embeddings and those of a model's last block).
     Raises ValueError for an optimizer that is not known.
     """
     if name not in KEPT:
@@ -87,12 +88,17 @@ def _muon(entry, itemsize: int, hidden: Callable) -> int:
 
 
 def _hidden_of(entries: list) -> Callable:
-    """Return which parameters are matrices of hidden layers: not of the first or last block."""
-    blocks = [entry.block for entry in entries if isinstance(entry, Parameter)]
+    """Return which parameters are matrices of hidden layers: no embedding, not of the last block.
+
+    Of plain shapes, without names, all matrices are.
+    """
+    last = max((entry.block for entry in entries if isinstance(entry, Parameter)), default=0)
 
     def hidden(entry) -> bool:
-        inside = not isinstance(entry, Parameter) or min(blocks) < entry.block < max(blocks)
-        return inside and len(shape_of(entry)) == 2
+        outside = isinstance(entry, Parameter) and (
+            entry.block == last or entry.name.endswith(EMBEDDINGS)
+        )
+        return len(shape_of(entry)) == 2 and not outside
 
     return hidden
 

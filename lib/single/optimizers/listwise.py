@@ -1,8 +1,9 @@
 """What our optimizers share: a step takes parameters in lists, and says which it cannot take.
 
 `torch._foreach_` functions do one operation on a whole list: on a GPU in a few launches, where a
-loop over the parameters needs one for each. The lists are short enough that what a step needs
-between its operations is never as large as the model.
+loop over the parameters needs one for each. A CPU has nothing to launch, but a cache: there a list
+is so short that it is still in the cache when the next operation comes. Short lists also keep what
+a step needs between its operations far smaller than the model.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-LIST_BYTES = 2**25  # of the parameters of one list
+LIST_BYTES = {"cpu": 2**20}  # of the parameters of one list, by the type of the device
+OTHER_LIST_BYTES = 2**26
 
 
 class ListwiseOptimizer(Optimizer):
@@ -65,14 +67,15 @@ def with_gradient(parameters: Iterable[Tensor], name: str) -> list[Tensor]:
 
 
 def short_lists(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of parameters of one device and dtype, of LIST_BYTES at most, or of one."""
+    """Yield lists of parameters of one device and dtype, of LIST_BYTES at most or of one."""
     alike: dict[tuple, list[Tensor]] = {}
     for parameter in parameters:
         alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-    for same in alike.values():
+    for (device, _), same in alike.items():
+        limit = LIST_BYTES.get(device.type, OTHER_LIST_BYTES)
         part, filled = [], 0
         for parameter in same:
-            if part and filled + parameter.nbytes > LIST_BYTES:
+            if part and filled + parameter.nbytes > limit:
                 yield part
                 part, filled = [], 0
             part.append(parameter)

@@ -7,9 +7,17 @@ import torch
 
 from lib.predict.memory import optimizer_states
 from lib.predict.optimizers import state_bytes
-from lib.predict.shape import GPTShape
-from lib.single import GPT, next_token_loss
-from lib.single.optimizers import SM3, Adafactor, Adam, AdamW
+from lib.predict.shape import GPTShape, MLPShape
+from lib.single import GPT, MLP, next_token_loss
+from lib.single.optimizers import (
+    SM3,
+    Adafactor,
+    Adam,
+    Adam8bit,
+    AdamW,
+    Muon,
+    split_parameters,
+)
 
 SHAPE = GPTShape(width=32, heads=2, layers=2, sequence=16, tied=True)
 MADE = {
@@ -21,6 +29,7 @@ MADE = {
     ("adafactor", True): partial(Adafactor, momentum=0.9),
     ("sm3",): SM3,
     ("sm3", False): partial(SM3, momentum=0.0),
+    ("adam8bit",): Adam8bit,
 }
 
 
@@ -74,6 +83,19 @@ def test_muon_keeps_one_number_for_the_matrices_of_hidden_layers():
     assert len(inner) == 4
     assert state_bytes("muon", small) == 4 * inside + 8 * (small.numel - inside) + 4 * others
     assert state_bytes("muon", [(4, 4), (4,)], hidden=lambda shape: False) == 8 * 20 + 2 * 4
+
+
+@pytest.mark.parametrize("model", [GPT(SHAPE), GPT(GPTShape(width=8)), MLP(MLPShape((4, 6, 8, 3)))],
+                         ids=["tied", "untied", "MLP"])  # fmt: skip
+def test_muon_and_adamw_keep_what_is_predicted(model):
+    hidden, others = split_parameters(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    total = 0
+    for optimizer in (Muon(hidden), AdamW(others)):
+        optimizer.step()
+        total += sum(v.nbytes for state in optimizer.state.values() for v in state.values())
+    assert total == state_bytes("muon", model.shape)
 
 
 def test_an_unknown_optimizer_is_refused():

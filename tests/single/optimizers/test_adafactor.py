@@ -183,7 +183,8 @@ def test_sparse_gradients_are_refused():
 def test_one_list_or_many_give_the_same_step(monkeypatch):
     found = []
     for nbytes in (1, 2**30):
-        monkeypatch.setattr("lib.single.optimizers.listwise.LIST_BYTES", nbytes)
+        monkeypatch.setattr("lib.single.optimizers.listwise.LIST_BYTES", {})
+        monkeypatch.setattr("lib.single.optimizers.listwise.OTHER_LIST_BYTES", nbytes)
         weights = parameters()
         optimizer = Adafactor(weights)
         gradients(weights, 0)

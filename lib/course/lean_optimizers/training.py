@@ -1,0 +1,138 @@
+"""A small GPT trained by each optimizer: the loss over three seeds beside the bytes that are kept.
+
+All runs of a seed begin with the same weights and see the same batches, and are computed in 32-bit
+numbers on the CPU with one thread. Each optimizer has the rate that was best for it among a few
+(`rates_tried`), the same in all steps. A rate that is good here says nothing about another model.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from functools import partial
+from statistics import mean
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from lib.predict.optimizers import state_bytes
+from lib.predict.shape import GPTShape
+from lib.single import GPT, Batches, next_token_loss
+from lib.single.optimizers import SM3, Adafactor, Adam8bit, AdamW, Muon, split_parameters
+
+SHAPE = GPTShape(sequence=32, width=64, heads=4, layers=1)
+SAMPLES, STEPS = 8, 400
+SEEDS = (0, 1, 2)
+LAST = 20  # steps over which a table takes means
+
+
+def _of_all(optimizer: Callable[..., Optimizer]) -> Callable[[nn.Module, float], list[Optimizer]]:
+    """Return a function that makes the one optimizer of all parameters of a model."""
+    return lambda model, rate: [optimizer(model.parameters(), lr=rate)]
+
+
+def _muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Return Muon for the matrices of hidden layers, and AdamW at its own rate for the others."""
+    hidden, others = split_parameters(model)
+    return [Muon(hidden, lr=rate), AdamW(others, lr=RATES["adamw"])]
+
+
+MAKERS: dict[str, Callable[[nn.Module, float], list[Optimizer]]] = {
+    "sgd": _of_all(torch.optim.SGD),
+    "momentum": _of_all(partial(torch.optim.SGD, momentum=0.9)),
+    "adamw": _of_all(AdamW),
+    "adafactor": _of_all(Adafactor),
+    "sm3": _of_all(SM3),
+    "adam8bit": _of_all(partial(Adam8bit, weight_decay=1e-2)),  # as AdamW's
+    "muon": _muon,
+}
+RATES = {
+    "sgd": 0.2, "momentum": 0.1, "adamw": 2e-3, "adafactor": 0.02, "sm3": 0.02, "adam8bit": 2e-3,
+    "muon": 0.01,
+}  # fmt: skip
+LEAN = ("adamw", "adafactor", "sm3", "adam8bit", "muon")
+
+
+def trained(
+    optimizer: str | Callable, seed: int = 0, rate: float | None = None, steps: int = STEPS
+) -> list[float]:
+    """Train the GPT with an optimizer; return the loss of each step.
+
+    `optimizer` is a name of MAKERS, or a function (model, rate) -> list of optimizers that together
+    train all its parameters, for which `rate` must be given. Raises ValueError for an unknown name.
+    """
+    if isinstance(optimizer, str) and optimizer not in MAKERS:
+        raise ValueError(
+            f"No optimizer here is called {optimizer!r}. Choose one of {', '.join(MAKERS)}."
+        )
+    if rate is None and not isinstance(optimizer, str):
+        raise ValueError("An optimizer of your own needs a rate, for example rate=1e-3.")
+    make = MAKERS[optimizer] if isinstance(optimizer, str) else optimizer
+    with _small():
+        torch.manual_seed(seed)
+        model, batches = GPT(SHAPE, seed=seed), Batches(SAMPLES, SHAPE.sequence, seed=seed)
+        optimizers = make(model, RATES[optimizer] if rate is None else rate)
+        losses = []
+        for step in range(steps):
+            model.zero_grad()
+            inputs, targets = batches[step]
+            loss = next_token_loss(model(inputs), targets)
+            loss.backward()
+            for one in optimizers:
+                one.step()
+            losses.append(loss.item())
+    return losses
+
+
+@contextmanager
+def _small():
+    """Compute on the CPU with one thread: for matrices this small, more are far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def final(losses: Sequence[float]) -> float:
+    """Return the mean loss of the last steps."""
+    return mean(losses[-LAST:])
+
+
+def _on_this_rank(jobs: list[tuple]) -> list[tuple]:
+    """Train every P-th of these jobs, beginning with this rank's."""
+    own = jobs[dist.get_rank() :: dist.get_world_size()]
+    return [(job, trained(*job)) for job in own]
+
+
+def trainings(
+    world, names: Sequence[str] = LEAN, seeds: Sequence[int] = SEEDS
+) -> dict[str, dict[int, list[float]]]:
+    """Train with each optimizer and seed, the runs shared out among the ranks of `world`.
+
+    Returns {name: {seed: losses}}.
+    """
+    jobs = [(name, seed) for name in names for seed in seeds]
+    found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
+    return {name: {seed: found[name, seed] for seed in seeds} for name in names}
+
+
+def rates_tried(
+    world, name: str, rates: Sequence[float], seeds: Sequence[int] = SEEDS
+) -> dict[float, float]:
+    """Return for each rate the mean over seeds of the loss at the end."""
+    jobs = [(name, seed, rate) for rate in rates for seed in seeds]
+    found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
+    return {rate: mean(final(found[name, seed, rate]) for seed in seeds) for rate in rates}
+
+
+def compared(runs: dict[str, dict[int, list[float]]]) -> str:
+    """Write for each optimizer the bytes it keeps and its loss at the end: mean, least, most."""
+    lines = [f"{'':<12}{'bytes kept':>12}{'a weight':>10}{'loss':>7}  of the seeds"]
+    for name, seeds in runs.items():
+        kept, ends = state_bytes(name, SHAPE), [final(losses) for losses in seeds.values()]
+        span = f"{min(ends):.2f} to {max(ends):.2f}"
+        lines.append(f"{name:<12}{kept:>12,}{kept / SHAPE.numel:>10.2f}{mean(ends):>7.2f}  {span}")
+    return "\n".join(lines)
