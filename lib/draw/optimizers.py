@@ -32,7 +32,8 @@ _WEIGHTS = {"fp32": (4, 4, 0, 4), "mixed": (2, 2, 4, 4), "bf16": (2, 2, 0, 2)}
 _KINDS = "parameters", "gradients", "copy", "optimizer"
 _CAPTION = (
     "Bars: predicted from the shapes of the parameters. Activations, buffers and what the "
-    "allocator adds come on top. The number beside a name is that of the optimizer's states alone"
+    "allocator adds come on top. Beside a name stand the optimizer's states alone, in all and, "
+    "where there is room, for each parameter"
 )
 _LOSSES = (
     "Points: measured in a small training, one for each seed, whatever model is chosen for the bars"

@@ -41,18 +41,6 @@ def from_first(tensor: torch.Tensor, group) -> None:
     tensor.detach().copy_(values.view(tensor.shape))
 
 
-def found_anywhere(flag: torch.Tensor, group=None, device=None) -> torch.Tensor:
-    """Return the largest flag of all ranks of the group, the same on each: one all_reduce of [].
-
-    A loss scaler finds infinity in the gradients that its rank has. Where these are shards, others
-    may have found none, and ranks that skip a step alone diverge. Every rank must call this, also
-    one that has no gradients. The flag is exchanged on `device`, by default its own.
-    """
-    flags = flag.detach().to(device or flag.device, torch.float32, copy=True)
-    dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
-    return flags
-
-
 def on_any_rank(flag: torch.Tensor, group=None) -> torch.Tensor:
     """Return the largest flag of all ranks, the same on all: [], one all_reduce of one number.
 

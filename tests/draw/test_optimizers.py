@@ -86,7 +86,7 @@ def test_what_fits_is_said_in_words():
     )
     assert "in bf16 fits with every optimizer on one device" in words(precision="bf16", **few)
     assert "in fp32 fits with no optimizer on" in words("Llama 3 70B", precision="fp32", **few)
-    assert "adamw 64.2 GB, 8 B a parameter" in words(**few)
+    assert "adamw 64.2 GB, 8 B each" in words(**few)
 
 
 def test_each_seed_is_a_point_and_the_plain_mean_a_dashed_line():
@@ -122,7 +122,7 @@ def test_losses_are_not_in_the_summary_and_the_caption_says_whose_they_are():
     without = optimizers("GPT-2")
     assert "seed" not in without.summary + without.caption + " ".join(texts(without))
     own = optimizers("GPT-2", LOSSES, losses_are="Points: read from a table", caption="One more")
-    assert own.caption.endswith("states alone. Points: read from a table. One more.")
+    assert own.caption.endswith("for each parameter. Points: read from a table. One more.")
 
 
 def test_without_the_plain_optimizer_there_is_no_dashed_line():

@@ -57,8 +57,8 @@ def _corrected(gradients, first: bool = True, second: bool = True, by_calls: boo
 _MISTAKES = (
     (
         {"first": False, "second": False},
-        "Neither moment is corrected. In the first step m is (1 - b1) g and v is (1 - b2) g², so "
-        f"the step is {(1 - BETAS[0]) / sqrt(1 - BETAS[1]):.2f} times as long as it should be.",
+        f"The first step is {(1 - BETAS[0]) / sqrt(1 - BETAS[1]):.2f} times as long as it should "
+        "be. How large are m and v after one gradient g, beside g and g²?",
     ),
     ({"first": False}, "The second moment is corrected and the first is not."),
     ({"second": False}, "The first moment is corrected and the second is not."),
@@ -80,14 +80,14 @@ class AdamRepair(Hints):
         """Take six steps with two parameters, one of which has a gradient in three of them."""
         if attempt is None or attempt is ...:
             return self._open("there is no optimizer", self.task)
-        gradients = _gradients()
+        gradients, who = _gradients(), getattr(attempt, "__name__", "your optimizer")
         with torch.device("cpu"):
             try:
                 results = _stepped(attempt, gradients)
             except Exception as error:  # the reader's code may raise anything
                 return self._not_yet(f"`{attempt.__name__}` fails: {type(error).__name__}: {error}")
         if all(bool((weight == 1).all()) for own in results.values() for weight in own):
-            return self._open(f"`{attempt.__name__}` changes no weight", self.task)
+            return self._open(f"`{who}` changes no weight", self.task)
         for step in range(STEPS):
             for name, own in results.items():
                 right = _corrected(gradients[name])[step]

@@ -108,24 +108,24 @@ def _on_this_rank(jobs: list[tuple]) -> list[tuple]:
 
 
 def trainings(
-    world, names: Sequence[str] = LEAN, seeds: Sequence[int] = SEEDS
+    world, names: Sequence[str] = LEAN, seeds: Sequence[int] = SEEDS, steps: int = STEPS
 ) -> dict[str, dict[int, list[float]]]:
     """Train with each optimizer and seed, the runs shared out among the ranks of `world`.
 
     Returns {name: {seed: losses}}.
     """
-    jobs = [(name, seed) for name in names for seed in seeds]
+    jobs = [(name, seed, None, steps) for name in names for seed in seeds]
     found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
-    return {name: {seed: found[name, seed] for seed in seeds} for name in names}
+    return {name: {seed: found[name, seed, None, steps] for seed in seeds} for name in names}
 
 
 def rates_tried(
-    world, name: str, rates: Sequence[float], seeds: Sequence[int] = SEEDS
+    world, name: str, rates: Sequence[float], seeds: Sequence[int] = SEEDS, steps: int = STEPS
 ) -> dict[float, float]:
     """Return for each rate the mean over seeds of the loss at the end."""
-    jobs = [(name, seed, rate) for rate in rates for seed in seeds]
+    jobs = [(name, seed, rate, steps) for rate in rates for seed in seeds]
     found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
-    return {rate: mean(final(found[name, seed, rate]) for seed in seeds) for rate in rates}
+    return {rate: mean(final(found[name, seed, rate, steps]) for seed in seeds) for rate in rates}
 
 
 def compared(runs: dict[str, dict[int, list[float]]]) -> str:

@@ -99,13 +99,13 @@ function layOptimizers(data, state, width) {
 // What each optimizer keeps, in words that have room for so many letters beside its name.
 function keptTexts({ rows, numel }, room) {
   const long = rows.map(({ bytes }) =>
-    `${amount(bytes.optimizer, "B")}, ${eachInWords(bytes.optimizer, numel)}`
+    `${amount(bytes.optimizer, "B")}, ${eachInWords(bytes.optimizer, numel)} each`
   );
   const isRoom = rows.every(({ optimizer }, n) => optimizer.length + 2 + long[n].length <= room);
   return isRoom ? long : rows.map(({ bytes }) => amount(bytes.optimizer, "B"));
 }
 
-const eachInWords = (bytes, numel) => `${Number((bytes / numel).toPrecision(3))} B a parameter`;
+const eachInWords = (bytes, numel) => `${Number((bytes / numel).toPrecision(3))} B`;
 
 // An optimizer: its name and what it keeps in a line, and below it a bar of all that is kept.
 function optimizerMarks({ optimizer, bytes, total, numel, fits }, text, y, scale, right) {
@@ -113,7 +113,7 @@ function optimizerMarks({ optimizer, bytes, total, numel, fits }, text, y, scale
   marks.push(textMark(right, y + 8, text, { align: "right", fill: style.faint }));
   const parts = KEPT_KINDS.map((kind) => {
     const name = KIND_NAMES[kind] || kind, each = eachInWords(bytes[kind], numel);
-    const told = `${optimizer}: ${name} ${commas(bytes[kind])} bytes, ${each}\n` +
+    const told = `${optimizer}: ${name} ${commas(bytes[kind])} bytes, ${each} a parameter\n` +
       `all ${amount(total, "B")}, ${fits ? "fits" : "does not fit"}`;
     return [kind, bytes[kind], told, `${optimizer} ${kind}`];
   });

@@ -15,6 +15,11 @@ is sent for it.
 Each step sends three buffers whatever the number of parameters is: which of them have a gradient,
 sums of squares of gradients and weights, and sums of squares of updates. Beside the gradients
 themselves they are small: M + 2 numbers for a matrix of N·M.
+
+[Note: files]
+A rank's own state dict goes on where the same ranks have the same parts. It cannot be cut for
+another number of ranks: FSDP's `sharded_state_dict` refuses states that are smaller than weights.
+PyTorch's Adafactor (2.13) takes no parameters of `fully_shard` at all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

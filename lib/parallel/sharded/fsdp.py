@@ -30,7 +30,7 @@ from lib.parallel.sharded.schedule import Schedule
 from lib.parallel.sharded.unit import Unit, groups_of
 from lib.parallel.sharded.units import find_units, weights_by_unit
 from lib.predict.arguments import whole
-from lib.ranks.agreement import found_anywhere, from_first, same_everywhere
+from lib.ranks.agreement import from_first, on_any_rank, same_everywhere
 from lib.single.host_memory import HostMemory
 
 
@@ -187,9 +187,10 @@ class FSDP(nn.Module):
     def found_anywhere(self, flag: torch.Tensor) -> torch.Tensor:
         """Return the largest flag of the ranks that share the gradients, for a loss scaler.
 
-        Ranks that hold equal shards find the same, so on a mesh one line of it is asked.
+        Pass it as `LossScaler(found_anywhere=fsdp.found_anywhere)`. Ranks that hold equal shards
+        find the same, so on a mesh one line of it is asked.
         """
-        return found_anywhere(flag, self.groups.shard, self.groups.device)
+        return on_any_rank(flag.to(self.groups.device), self.groups.shard)
 
     @contextlib.contextmanager
     def _on_the_host(self):

@@ -14,6 +14,8 @@ class ReplicatedFlat:
     optimizer updates; `gather` then gives every rank all updates, in place.
     """
 
+    shared = False  # True where each rank has only its share of the gradients, too
+
     def __init__(self, parameters: list, group):
         self.parameters, self.group = list(parameters), group
         self.rank = dist.get_rank(group)

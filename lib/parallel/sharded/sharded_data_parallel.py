@@ -127,6 +127,8 @@ class ShardedDataParallel(nn.Module):
 class _Bucket(ReplicatedFlat):
     """A flat buffer of weights whose gradients are reduced together; each rank keeps a shard."""
 
+    shared = True
+
     def __init__(self, parameters: list, group):
         super().__init__(parameters, group)
         self.gradients: list = [None] * len(self.parameters)

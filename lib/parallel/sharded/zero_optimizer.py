@@ -66,6 +66,18 @@ class ZeroRedundancyOptimizer(Optimizer):
             work.wait()
         return loss
 
+    def collect(self) -> None:
+        """Raise RuntimeError where shares of the gradients are kept out of a loss scaler's sight.
+
+        A `LossScaler` calls it before it looks at the gradients of this optimizer's parameters.
+        """
+        if any(flat.shared for flat in self.flats):
+            raise RuntimeError(
+                "A ShardedDataParallel keeps shares of its gradients itself, so a loss scaler "
+                "would find none to unscale. Use FSDP(model, reshard_after_forward=False), whose "
+                "shards of gradients are those of its parameters."
+            )
+
     def _step_on(self, pieces: list, group: dict) -> None:
         """Step these pieces of a group alone, so that no other buffer's are looked at."""
         groups, params = self.inner.param_groups, group["params"]

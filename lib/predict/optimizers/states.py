@@ -5,7 +5,7 @@
 
 Numbers are counted in the format of the states; Adam, Adafactor and 8-bit Adam have a counter of 4
 bytes for each parameter too. Vectors and scalars have no rows and columns: there Adafactor and SM3
-keep one number for each weight. Of SM3's numbers nm are its momentum, which the paper trains with.
+keep one number for each weight. Of SM3's numbers nm are its momentum.
 
 Source: Kingma and Ba 2014 (arXiv 1412.6980); Shazeer and Stern 2018 (arXiv 1804.04235); Anil and
 others 2019 (arXiv 1901.11150); Dettmers and others 2021 (arXiv 2110.02861), with the block of 256

@@ -25,24 +25,23 @@ with blocks of 2,048; bitsandbytes, the authors' library, now uses 256.
 import torch
 from torch import Tensor
 
-from lib.predict.arguments import real, whole
-from lib.single.optimizers.adam import decay
+from lib.predict.arguments import whole
+from lib.single.optimizers.adam import AdamW
 from lib.single.optimizers.code_maps import CodeMap, code_map
-from lib.single.optimizers.listwise import ListwiseOptimizer, counted, counter
+from lib.single.optimizers.listwise import counted, counter
 
-CHUNK = 2**17  # numbers that are decoded at a time on a CPU: their fp32 copies fit into its cache
+CHUNK = 2**18  # numbers that are decoded at a time on a CPU: of their fp32 copies each has 1 MiB
 GPU_CHUNK = 2**24
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # which of them can be negative
 
 
-class Adam8bit(ListwiseOptimizer):
-    """Adam with both moments in blocks of 8-bit codes.
+class Adam8bit(AdamW):
+    """AdamW with both moments in blocks of 8-bit codes.
 
     `block` numbers share one fp32 maximum (None: all of a tensor); tensors of fewer than `smallest`
-    numbers keep fp32 moments. `kind` is "dynamic" or "linear" (code_maps.py). `weight_decay` is
-    decoupled, as in AdamW. The state of a large tensor is `exp_avg_codes` and `exp_avg_sq_codes`,
-    [N] uint8, and `exp_avg_maxima` and `exp_avg_sq_maxima`, [N/block]; that of a small one is
-    `exp_avg` and `exp_avg_sq`, [N] in fp32. Raises ValueError for options that make no sense, and
+    numbers keep AdamW's moments, in fp32. `kind` is "dynamic" or "linear" (code_maps.py). The state
+    of a large tensor is `exp_avg_codes` and `exp_avg_sq_codes`, [N] uint8, and `exp_avg_maxima` and
+    `exp_avg_sq_maxima`, [N/block]. Raises ValueError for options that make no sense, and
     RuntimeError in a step for sparse or complex numbers.
     """
 
@@ -51,25 +50,32 @@ class Adam8bit(ListwiseOptimizer):
         eps: float = 1e-8, weight_decay: float = 0.0, *, block: int | None = 256,
         smallest: int = 4096, kind: str = "dynamic",
     ):  # fmt: skip
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            real(value, name)
-        for beta in betas:
-            decay(beta, "Each of betas")
+        super().__init__(params, lr, betas, eps, weight_decay)
+        code_map(kind, True)  # refuses other names
         whole(smallest, "smallest", 0)
         if block is not None:
             whole(block, "block")
-        code_map(kind, True)  # refuses other names
-        keys = ("lr", "betas", "eps", "weight_decay", "block", "smallest", "kind")
-        values = (lr, betas, eps, weight_decay, block, smallest, kind)
-        super().__init__(params, dict(zip(keys, values)))
+        own = {"block": block, "smallest": smallest, "kind": kind}
+        self.defaults.update(own)
+        for group in self.param_groups:
+            for name, value in own.items():
+                group.setdefault(name, value)
 
     def update(self, group: dict, parameters: list[Tensor]) -> None:
-        """Update these parameters one by one, each in chunks of whole blocks."""
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states):
-            if not state:
-                state.update(first_state(parameter.numel(), parameter.device, group))
-        for parameter, state, step in zip(parameters, states, counted(states)):
+        """Update these parameters: small ones as AdamW does, others in chunks of whole blocks."""
+        by_size: tuple[list, list] = [], []
+        for parameter in parameters:
+            small = parameter.numel() < group["smallest"] and parameter.dtype == torch.float32
+            by_size[small].append(parameter)
+        large, small_ones = by_size
+        if small_ones:
+            super().update(group, small_ones)
+        for parameter in large:
+            if not self.state[parameter]:
+                state = first_state(parameter.numel(), parameter.device, group)
+                self.state[parameter].update(state)
+        states = [self.state[parameter] for parameter in large]
+        for parameter, state, step in zip(large, states, counted(states) if large else ()):
             weights = parameter.contiguous().view(-1)
             update_flat(weights, parameter.grad.reshape(-1), state, group, step)
             if weights.data_ptr() != parameter.data_ptr():  # it lay in memory in another order
@@ -142,7 +148,5 @@ def update_chunk(
         one.decode(codes, maxima, block) for one, (codes, maxima) in zip(maps, kept, strict=True)
     ]
     adam_(weights, gradient, *moments, group, step)
-    for one, moment, (codes, maxima) in zip(maps, moments, kept, strict=True):
-        new_codes, new_maxima = one.encode(moment, block)
-        codes.copy_(new_codes)
-        maxima.copy_(new_maxima)
+    for one, moment, out in zip(maps, moments, kept, strict=True):
+        one.encode(moment, block, out)

@@ -78,30 +78,39 @@ class CodeMap:
 
     def nearest(self, x: Tensor) -> Tensor:
         """Return the codes of the values that are nearest to fp32 numbers in [-1, 1], as uint8."""
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        self._write_nearest(x, codes)
+        return codes
+
+    def _write_nearest(self, x: Tensor, codes: Tensor) -> None:
         key = x.view(torch.int32)
         if self.negative:
             key = _rising(key)
         half = (key >> 16).bitwise_and_(0xFFFF)
         words = self.words.index_select(0, half.view(-1)).view_as(key)
-        return words.add_(key).bitwise_right_shift_(16).to(torch.uint8)
+        codes.copy_(words.add_(key).bitwise_right_shift_(16))
 
-    def encode(self, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    def encode(
+        self, x: Tensor, block: int, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Encode fp32 numbers: [N] -> codes [N] uint8, and the maximum of each block, [N/block].
 
         The last block may be shorter. A block of zeros has the maximum 0; one with a NaN or an
-        infinity is decoded as NaN.
+        infinity is decoded as NaN. `out` are tensors to write the two into.
         """
-        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        maxima = x.new_empty(-(-x.numel() // block))
+        if out is None:
+            codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+            out = codes, x.new_empty(-(-x.numel() // block))
+        codes, maxima = out
         for rows, top, row_codes in _blocks(block, x, maxima, codes):
-            top.copy_(rows.abs().amax(1))
+            torch.amax(rows.abs() if self.negative else rows, 1, out=top)
             self.encode_rows(rows, top, row_codes)
-        return codes, maxima
+        return out
 
     def encode_rows(self, rows: Tensor, maxima: Tensor, codes: Tensor) -> None:
         """Write the codes of blocks [R, block] whose maxima [R] are known."""
         tiny = torch.finfo(torch.float32).tiny  # a block of zeros must not become NaN
-        codes.copy_(self.nearest(rows / maxima.clamp(min=tiny)[:, None]))
+        self._write_nearest(rows / maxima.clamp(min=tiny)[:, None], codes)
 
     def decode(self, codes: Tensor, maxima: Tensor, block: int) -> Tensor:
         """Decode: codes [N] and maxima [N/block] -> fp32 numbers [N]."""

@@ -13,8 +13,9 @@ never step further than Adagrad; SM3-II's ν is never larger than SM3-I's, and s
 Adagrad's, the sums only grow: there is no decay rate, and the steps become shorter.
 
 [Note: momentum]
-The paper trains with momentum, an average of g / √ν. It has as many numbers as the parameter, so
-SM3 with momentum keeps half of what Adam keeps, and a little more; only without it n + m numbers.
+In practice there is momentum, an average of g / √ν, as in the authors' implementation
+(google-research/sm3). It has as many numbers as the parameter, so SM3 with momentum keeps half of
+what Adam keeps, and a little more; only without it are there n + m numbers.
 
 Source: Anil, Gupta, Koren and Singer 2019, "Memory-Efficient Adaptive Optimization" (arXiv
 1901.11150), algorithms SM3-I and SM3-II.
@@ -106,8 +107,11 @@ def least(cover: list[Tensor]) -> Tensor:
 
 
 def maxima(numbers: Tensor) -> tuple[Tensor, ...]:
-    """Return the largest number of each slice of each dim: [n, m] -> [n, 1], [1, m]."""
+    """Return the largest number of each slice of each dim, 0 of none: [n, m] -> [n, 1], [1, m]."""
     if numbers.dim() < 2:
         return (numbers.clone(),)
     dims = range(numbers.dim())
+    if not numbers.numel():  # a rank may have no rows
+        sizes = list(numbers.shape)
+        return tuple(numbers.new_zeros([sizes[d] if d == dim else 1 for d in dims]) for dim in dims)
     return tuple(numbers.amax([d for d in dims if d != dim], keepdim=True) for dim in dims)

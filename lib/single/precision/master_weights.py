@@ -27,10 +27,16 @@ class MasterWeights(torch.optim.Optimizer):
     then on they are gradients of `parameters()` and not of the model: clip them there, and forget
     them with `zero_grad` of this optimizer, not with the model's. Weights that you change
     yourself (loading, initialization) must be told: call `refresh()`. Raises ValueError for an
-    optimizer that has stepped or that has no weight in 16 bits.
+    optimizer that has stepped, wraps another one, or has no weight in 16 bits.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
+        if hasattr(optimizer, "inner"):
+            raise ValueError(
+                f"{type(optimizer).__name__} steps on weights of its own and not on those in its "
+                "param_groups, so copies of them would never change. Give MasterWeights a plain "
+                "optimizer."
+            )
         if optimizer.state:
             raise ValueError(
                 "The optimizer has stepped already, so its state belongs to the 16-bit weights. "

@@ -2,8 +2,8 @@
 
     weight (16 bits) -> fp32 [+ error] -> optimizer's step -> rounded to 16 bits [, new error]
 
-Sources: Zamirai et al. 2020, "Revisiting BFloat16 Training" (arXiv 2010.06192), algorithms 2 and 3,
-for stochastic rounding and compensated (Kahan) sums of weights.
+Source: Zamirai et al. 2020, "Revisiting BFloat16 Training" (arXiv 2010.06192), which shows that
+nearest rounding of weights cancels small updates, and that either of the two others helps.
 
 [Note: three roundings]
 nearest      the weight becomes the nearest number of its format. An update below half the distance

@@ -1,4 +1,4 @@
-"""What a function's result depends on besides its inputs: random numbers and autocast.
+"""What a function's result depends on besides its inputs: random numbers, autocast, modes.
 
 A second run of a function gives what the first gave only if these are as they were.
 """
@@ -8,12 +8,15 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 
 class Surroundings:
-    """Holds the random-number states and the autocast settings of the moment in which it is made.
+    """Holds the random-number states, autocast and modes of the moment in which it is made.
 
-    `tensors` say which devices take part besides the CPU.
+    The modes are those that change what functions compute, as `lib.single.precision.mixed` does;
+    the default device is none of them. `tensors` say which devices take part besides the CPU.
     """
 
     def __init__(self, tensors: Iterable[Tensor], random: bool = True):
@@ -21,6 +24,7 @@ class Surroundings:
         self.devices = sorted(devices, key=str) if random else []
         self.random = random
         self.states = self._states() if random else []
+        self.modes = _modes()
         kinds = {"cpu", *(device.type for device in devices)}
         self.autocast = [
             {
@@ -38,6 +42,8 @@ class Surroundings:
         with ExitStack() as stack:
             for settings in self.autocast:
                 stack.enter_context(torch.autocast(**settings))
+            for mode in self.modes[len(_modes()) :]:
+                stack.enter_context(mode)
             if self.random:
                 now = self._states()
                 stack.callback(self._set, now)
@@ -53,3 +59,8 @@ class Surroundings:
         torch.set_rng_state(own)
         for device, state in zip(self.devices, others):
             torch.get_device_module(device).set_rng_state(state, device)
+
+
+def _modes() -> list[TorchFunctionMode]:
+    """Return the modes that functions run in now, the outermost first."""
+    return [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]

@@ -179,7 +179,10 @@ class MovesWithoutGradient(MyAdam):
     [
         (None, "Not solved yet: there is no optimizer"),
         (variant(moves=False), "Not solved yet: `MyAdam` changes no weight"),
-        (variant(first=False, second=False), "the step is 3.16 times as long as it should be"),
+        (
+            variant(first=False, second=False),
+            "The first step is 3.16 times as long as it should be",
+        ),
         (variant(first=False), "second moment is corrected and the first is not"),
         (variant(second=False), "first moment is corrected and the second is not"),
         (variant(per_parameter=False), "After step 3, `late` is"),

@@ -5,7 +5,6 @@ import torch
 
 from lib.course.lean_optimizers import training
 from lib.predict.optimizers import state_bytes
-from tests.every import every
 
 NAMES = tuple(training.MAKERS)
 FEW = 12
@@ -20,13 +19,11 @@ def test_a_run_repeats_to_the_bit_and_learns(name):
 
 
 def test_runs_shared_out_over_ranks_are_those_of_one(worlds):
-    found = worlds(2).run(few, ["adamw", "sm3"])
-    assert every(of_rank == found[0] for of_rank in found)
-    assert found[0] == {name: training.trained(name, 0, steps=FEW) for name in ("adamw", "sm3")}
-
-
-def few(names):
-    return {name: training.trained(name, 0, steps=FEW) for name in names}
+    found = training.trainings(worlds(2, device="cpu"), ["adamw", "sm3"], (0, 1), FEW)
+    assert found == {
+        name: {seed: training.trained(name, seed, steps=FEW) for seed in (0, 1)}
+        for name in ("adamw", "sm3")
+    }
 
 
 def test_what_each_optimizer_ends_with(worlds):
@@ -56,5 +53,9 @@ def test_an_unknown_name_is_refused():
 
 
 def test_rates_are_tried_over_all_seeds(worlds):
-    found = training.rates_tried(worlds(1, device="cpu"), "sgd", [0.2], seeds=(0,))
-    assert found == {0.2: training.final(training.trained("sgd", 0, 0.2))}
+    found = training.rates_tried(worlds(2, device="cpu"), "sgd", [0.1, 0.2], (0, 1), FEW)
+    ends = {
+        rate: [training.final(training.trained("sgd", seed, rate, FEW)) for seed in (0, 1)]
+        for rate in (0.1, 0.2)
+    }
+    assert found == {rate: sum(pair) / 2 for rate, pair in ends.items()}

@@ -19,6 +19,7 @@ from lib.predict.optimizers.traffic import of_adafactor
 from lib.predict.shape import GPTShape
 from lib.single import GPT, next_token_loss, share
 from lib.single.optimizers import SM3, Adafactor
+from tests.every import every
 
 SHAPE = GPTShape(vocabulary=39, sequence=8, width=16, heads=4, layers=2, hidden=24, tied=True)
 GROUPED = GPTShape(vocabulary=40, sequence=8, width=16, heads=4, layers=1, kv_heads=2)
@@ -149,6 +150,39 @@ def test_fsdp_sends_what_is_predicted(worlds):
     rows = sorted(ledger.where(rank=0, lane="comm"), key=lambda row: row.number)
     found = [row.bytes for row in rows if row.op == "all_reduce"]
     assert found == calls * STEPS
+
+
+def again(kind, break_at=None):
+    """Train under FSDP; at a step go on with a new optimizer, which loads this rank's state."""
+    model = FSDP(gpt())
+    make = lambda: KINDS[kind][1](model.parameters(), places_of_fsdp(model))
+    optimizer = make()
+    for step in range(STEPS):
+        if step == break_at:
+            saved, optimizer = optimizer.state_dict(), make()
+            optimizer.load_state_dict(saved)
+        inputs, targets = (
+            share(part, dist.get_rank(), dist.get_world_size()) for part in batch(step)
+        )
+        optimizer.zero_grad()
+        next_token_loss(model(inputs), targets).backward()
+        optimizer.step()
+    try:
+        model.sharded_state_dict(optimizer)
+    except ValueError as error:
+        return model.full_state_dict(), str(error)
+    return model.full_state_dict(), ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_go_on_from_their_own_states_and_others_are_refused(worlds, kind):
+    (found, refusal), (expected, _) = (worlds(2).run(again, kind, at)[0] for at in (2, None))
+    assert all_equal(found, expected)
+    assert "cannot be cut for other ranks" in refusal
+
+
+def all_equal(found, expected):
+    return every(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def flat_shapes():

@@ -179,6 +179,8 @@ def test_misuse_is_refused_in_words():
     with pytest.raises(ValueError, match="has stepped already"):
         MasterWeights(stepped)
     masters = MasterWeights(torch.optim.SGD([weight], 1.0))
+    with pytest.raises(ValueError, match="MasterWeights steps on weights of its own"):
+        MasterWeights(masters)
     with pytest.raises(ValueError, match="without a closure"):
         masters.step(lambda: None)
     with pytest.raises(ValueError, match="copies of other weights"):

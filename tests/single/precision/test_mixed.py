@@ -11,6 +11,7 @@ from torch.overrides import _get_current_function_mode_stack
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
 from lib.single.precision.mixed import KEEP, Formats, mixed
+from lib.single.recompute import recompute
 from tests.every import every
 
 SHAPE = GPTShape(width=32, heads=2, layers=2, sequence=32)
@@ -153,6 +154,21 @@ def test_formats_are_left_also_after_an_error():
     assert _get_current_function_mode_stack() == []
     x = torch.ones(2, 2)
     assert (x @ x).dtype == torch.float32
+
+
+@formats
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_block_that_runs_again_in_backward_does_so_in_its_formats(dtype, inside):
+    """Also where backward itself runs in the same formats."""
+    plain = results(mixed(gpt(), dtype), torch.enable_grad())
+    again = mixed(recompute(gpt(), "all"), dtype)
+    tokens, targets = Batches(4, SHAPE.sequence)[0]
+    loss = next_token_loss(again(tokens), targets)
+    with Formats(dtype) if inside else torch.enable_grad():
+        loss.backward()
+    found = [loss.detach(), *(p.grad for p in again.parameters())]
+    assert every(map(torch.equal, found, plain))
+    assert _get_current_function_mode_stack() == []
 
 
 def test_integers_and_fp64_are_left_alone():
