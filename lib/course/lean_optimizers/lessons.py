@@ -69,9 +69,7 @@ def moments() -> dict[str, Moments]:
     model, optimizer = _kept(AdamW)
     named = dict(model.named_parameters())
     states = {name: optimizer.state[named[full]] for name, full in MATRICES.items()}
-    return {
-        name: Moments(state["exp_avg"], state["exp_avg_sq"]) for name, state in states.items()
-    }
+    return {name: Moments(state["exp_avg"], state["exp_avg_sq"]) for name, state in states.items()}
 
 
 @cache
