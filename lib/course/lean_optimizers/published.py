@@ -2,8 +2,8 @@
 
 Hugging Face's documentation of Transformers, "Methods and tools for efficient training on a single
 GPU", counts 8, 4 and 2 bytes for each of 3 billion parameters of google-t5/t5-3b. ZeRO (Rajbhandari
-and others 2019, arXiv 1910.02054) says that GPT-2 of 1.5 billion needs at least 24 GB, with weights,
-gradients and a copy in 32 bits.
+and others 2019, arXiv 1910.02054) says that GPT-2 of 1.5 billion needs at least 24 GB, with
+weights, gradients and a copy in 32 bits.
 """
 
 from lib.predict.optimizers import state_bytes

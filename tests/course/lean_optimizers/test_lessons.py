@@ -6,7 +6,15 @@ import re
 import pytest
 import torch
 
-from lib.course.lean_optimizers import cover, lessons, published, sharded, training, wall_clock
+from lib.course.lean_optimizers import (
+    cover,
+    lessons,
+    published,
+    represented,
+    sharded,
+    training,
+    wall_clock,
+)
 from lib.predict.optimizers import state_bytes
 from tests.every import every
 
@@ -47,19 +55,19 @@ def test_what_is_kept_is_what_is_predicted(name):
 
 
 def test_moments_and_gradients_are_real():
-    assert {name: tuple(v.shape) for name, (_, v) in lessons.moments().items()} == {
+    assert {name: tuple(v.shape) for name, (_, v) in represented.moments().items()} == {
         "tokens": (256, 64), "qkv": (192, 64), "up": (256, 64), "down": (64, 256),
     }  # fmt: skip
-    assert every(bool((v >= 0).all()) and bool(m.any()) for m, v in lessons.moments().values())
-    first, *others = lessons.gradients()
+    assert every(bool((v >= 0).all()) and bool(m.any()) for m, v in represented.moments().values())
+    first, *others = represented.gradients()
     assert len(others) == 19 and not any(torch.equal(first, other) for other in others)
 
 
 def test_factors_are_exact_for_rank_one_alone():
-    for line in lessons.factor_table(lambda v: v.clone()).splitlines()[1:]:
+    for line in represented.factor_table(lambda v: v.clone()).splitlines()[1:]:
         assert numbers(line)[-3:] == [1, 1, 1]
     by_name = {line.split()[0]: numbers(line)[-5:]
-               for line in lessons.factor_table(rank_one).splitlines()[1:]}  # fmt: skip
+               for line in represented.factor_table(rank_one).splitlines()[1:]}  # fmt: skip
     assert by_name["up"][:2] == [16_384, 320]
     low, middle, high = by_name["up"][2:]
     assert 0.6 < low < 0.9 and 0.9 < middle < 1.1 < high < 1.5
@@ -67,11 +75,11 @@ def test_factors_are_exact_for_rank_one_alone():
 
 
 def test_percentiles_by_hand():
-    assert lessons.percentiles(torch.arange(101.0)) == [5, 50, 95]
+    assert represented.percentiles(torch.arange(101.0)) == [5, 50, 95]
 
 
 def test_bounds_are_above_the_sums_and_those_of_sm3_ii_are_nearer():
-    for line in lessons.bounds_table().splitlines()[1:]:
+    for line in represented.bounds_table().splitlines()[1:]:
         step, *ratios = numbers(line)
         first, second = ratios[:3], ratios[3:]
         assert min(first) >= 1 and every(b <= a for a, b in zip(first, second, strict=True))
@@ -79,7 +87,7 @@ def test_bounds_are_above_the_sums_and_those_of_sm3_ii_are_nearer():
 
 
 def test_the_linear_map_loses_what_the_dynamic_one_keeps():
-    rows = [numbers(line)[-2:] for line in lessons.code_table().splitlines()[1:]]
+    rows = [numbers(line)[-2:] for line in represented.code_table().splitlines()[1:]]
     lost, off = zip(*rows)
     assert lost[0] > 30 > 10 > lost[1] > 1 > lost[2] >= lost[3] == 0
     assert off[3] < off[2] < off[0] and off[1] < off[0]
