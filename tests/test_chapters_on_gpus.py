@@ -40,6 +40,7 @@ OTHER = {
     ("07-asynchronous-pipelines", "cee0d0c2"): CLOCK,
     ("08-mixture-of-experts", "wall0001"): CLOCK,
     ("09-recomputation", "wall0001"): CLOCK,
+    ("10-mixed-precision", "wall0001"): CLOCK,
     ("11-lean-optimizers", "prob0003"): "the lists of an optimizer are longer on GPUs",
     ("11-lean-optimizers", "wall0001"): CLOCK,
     ("12-sequence-parallel", "four0003"): "what attention keeps depends on the device",

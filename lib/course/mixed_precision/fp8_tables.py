@@ -1,0 +1,55 @@
+"""Tables of chapter 10 on 8 and 4 bits: what a small GPT learns, and which scales come too late."""
+
+from functools import partial
+
+from lib.course.mixed_precision.fp8_runs import SEEDS, delayed_steps, final_losses
+from lib.single.formats import MXFP4, MXFP8, NVFP4
+from lib.single.precision import fp8, microscaled
+
+OUTLIER = 2.0**20  # the size of the planted channel
+BLOCK = 16
+
+
+def trained() -> str:
+    """Write final losses above fp32's from three seeds, by scaling, without and with an outlier."""
+    lines = ["loss - fp32's" + "".join(f"seed {seed}".rjust(9) for seed in SEEDS)]
+    for title, outlier in (("plain", 0.0), ("outlier", OUTLIER)):
+        plain = final_losses(outlier=outlier)
+        for scaling in ("tensor", "row", "block"):
+            change = partial(fp8, scaling=scaling, block=BLOCK)
+            lines.append(
+                _differences(f"{title}, {scaling}", final_losses(change, outlier=outlier), plain)
+            )
+    return "\n".join(lines)
+
+
+def delayed(sizes=(1, 1, 1, 8, 8, 8, 1)) -> str:
+    """Write what delayed scaling makes of a tensor whose size jumps, step by step."""
+    lines = ["step  largest  largest it fits  clipped   error"]
+    for number, step in enumerate(delayed_steps(sizes), 1):
+        lines.append(
+            f"{number:<6}{step.maximum:>7.1f}{448 * step.scale:>17.1f}"
+            f"{step.clipped:>9.0%}{step.error:>8.1%}"
+        )
+    return "\n".join(lines)
+
+
+def few_bits(steps: int = 60) -> str:
+    """Write final losses above fp32's from three seeds in formats whose blocks share a scale."""
+    ways = {
+        "MXFP8": partial(microscaled, format=MXFP8),
+        "MXFP4": partial(microscaled, format=MXFP4),
+        "NVFP4": partial(microscaled, format=NVFP4),
+        "NVFP4 by chance": partial(microscaled, format=NVFP4, stochastic=True),
+        "and Hadamard": partial(microscaled, format=NVFP4, stochastic=True, hadamard="weights"),
+    }
+    plain = final_losses(steps=steps)
+    lines = ["loss - fp32's   " + "".join(f"seed {seed}".rjust(9) for seed in SEEDS)]
+    for name, change in ways.items():
+        lines.append(_differences(name, final_losses(change, steps=steps), plain, 16))
+    return "\n".join(lines)
+
+
+def _differences(name: str, losses: list[float], plain: list[float], width: int = 13) -> str:
+    pairs = zip(losses, plain, strict=True)
+    return f"{name:<{width + 2}}"[: width + 2] + "".join(f"{a - b:+9.3f}" for a, b in pairs)

@@ -1,0 +1,243 @@
+"""What the cells of chapter 10 call: errors of gradients and of sums, bytes, and tables."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lib.course.data_parallel.lessons import after_barrier
+from lib.course.mixed_precision.networks import SMALL_GPT, Network, text
+from lib.course.mixed_precision.training import RECIPES, SEEDS, final_loss, losses
+from lib.draw import curve
+from lib.ledger import Ledger
+from lib.parallel.sharded import FSDP
+from lib.predict.collectives.formulas import collective
+from lib.predict.precision.published import bert_large
+from lib.single import GPT, next_token_loss, share
+from lib.single.formats import BF16, FP16, FP32, FloatFormat
+from lib.single.precision import LossScaler, MasterWeights, mixed
+from lib.single.precision.accumulate import matmul_in, relative_error
+from lib.single.precision.mixed import Formats
+from lib.single.precision.summing_order import all_reduced
+from lib.single.recompute import kept_bytes
+
+# --- gradients that are lost
+
+
+def first_nan(values: Sequence[float]) -> int:
+    """Return the first step, counted from 1, whose loss is no number."""
+    return 1 + [math.isnan(value) for value in values].index(True)
+
+
+def off(ours: Sequence[Tensor], truth: Iterable[Tensor]) -> str:
+    """Write by how many percent gradients are off, and how many of the first layer's are zero."""
+    pairs = list(zip(ours, truth, strict=True))
+    difference = torch.cat([(a - b).flatten() for a, b in pairs])
+    whole = torch.cat([b.flatten() for _, b in pairs])
+    error = float(difference.norm() / whole.norm())
+    zeros = float((ours[0] == 0).float().mean())
+    error = f"{100 * error:.3f} %" if math.isfinite(error) else "infinite"
+    return f"{error:>10}{zeros:>16.0%}"
+
+
+def scales(scaler) -> list[float]:
+    """Run 200 steps with overflows in the steps 50, 51 and 120 to 122, and return every scale."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    values = []
+    for step in range(200):
+        optimizer.zero_grad()
+        slope = math.inf if step in (50, 51, 120, 121, 122) else 1.0
+        scaler.scale((weight * slope).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        values.append(scaler.factor if isinstance(scaler, LossScaler) else scaler.get_scale())
+    return values
+
+
+def draw_losses(**runs: Sequence[float]):
+    """Draw the losses of runs by step, each the mean over ten steps."""
+    lines = {
+        name: (range(5, len(values), 10),
+               [sum(values[n : n + 10]) / 10 for n in range(0, len(values), 10)])
+        for name, values in runs.items()
+    }  # fmt: skip
+    return curve(
+        predicted=lines, x=("step", ""), y=("loss", ""), lines_are="measured",
+        caption="Measured: the detector's loss, seed 0, each point the mean of ten steps.",
+    )  # fmt: skip
+
+
+# --- small updates
+
+
+def updates(weight: float, update: float, times: int) -> dict[str, float]:
+    """Add an update to a weight many times: in fp32, fp16 and bf16, by chance, and compensated."""
+    ends = {}
+    for name, kind in (("fp32", FP32), ("fp16", FP16), ("bf16", BF16)):
+        ends[name] = _added(kind, weight, update, times)
+    draw = torch.Generator("cpu").manual_seed(0)
+    ends["bf16, stochastic"] = _added(
+        BF16, weight, update, times, rounding="stochastic", generator=draw
+    )
+    value, error = torch.tensor(weight, device="cpu"), torch.tensor(0.0, device="cpu")
+    for _ in range(times):
+        exact = value + (update + error)
+        value = BF16.round(exact)
+        error = BF16.round(exact - value)
+    ends["bf16, compensated"] = value.item()
+    return ends
+
+
+def _added(kind: FloatFormat, weight: float, update: float, times: int, **options) -> float:
+    value = torch.tensor([weight], device="cpu")
+    for _ in range(times):
+        value = kind.round(value + update, **options)
+    return value.item()
+
+
+def compare(network: Network, recipes: Sequence[str], steps: int | None = None) -> str:
+    """Train a network by recipes from three seeds; write its losses as multiples of fp32's."""
+    finals = {
+        name: [final_loss(losses(network, RECIPES[name], seed, steps)) for seed in SEEDS]
+        for name in ("fp32", *recipes)
+    }
+    lines = ["loss / fp32's".ljust(20) + "".join(f"seed {seed}".rjust(9) for seed in SEEDS)]
+    for name in recipes:
+        ratios = [a / b for a, b in zip(finals[name], finals["fp32"], strict=True)]
+        lines.append(f"{name:<20}" + "".join(f"{ratio:9.2f}" for ratio in ratios))
+    return "\n".join(lines)
+
+
+# --- sums
+
+
+def products(terms: int) -> str:
+    """Write the errors of a product of bf16 matrices, 16 by 16 sums, by format of partial sums."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    a, b = (torch.randn(16, terms, generator=draw, device="cpu") for _ in range(2))
+    a, b = BF16.round(a), BF16.round(b).T
+    fourteen = FloatFormat(8, 13)
+    ways = {
+        "fp32": (FP32, None), "fp16": (FP16, None), "bf16": (BF16, None),
+        "14 bits": (fourteen, None), "14 bits, blocks": (fourteen, 128),
+    }  # fmt: skip
+    lines = ["partial sums in       error"]
+    for name, (accumulator, block) in ways.items():
+        error = relative_error(matmul_in(accumulator, a, b, block), a, b)
+        lines.append(f"{name:<16}{100 * error:>9.4f} %")
+    return "\n".join(lines)
+
+
+def reduced(ranks: Sequence[int], size: int = 256) -> str:
+    """Write the error of an all_reduce in bf16, round a ring and along a tree, by ranks."""
+    lines = ["ranks      ring      tree"]
+    for n in ranks:
+        draw = torch.Generator("cpu").manual_seed(n)
+        x = torch.randn(n, size, generator=draw, device="cpu")
+        exact = x.double().sum(0)
+        errors = [
+            float((all_reduced(x.bfloat16(), way).double() - exact).norm() / exact.norm())
+            for way in ("ring", "tree")
+        ]
+        lines.append(f"{n:<5}" + "".join(f"{100 * error:8.2f} %" for error in errors))
+    return "\n".join(lines)
+
+
+# --- by operation
+
+
+def both_mixed() -> tuple[Tensor, Tensor, dict]:
+    """Return the logits of a small GPT with our `mixed` and with autocast, both in bf16, and how
+    often each operation ran in which format."""
+    inputs, _ = text(0, 0)
+    ours = mixed(GPT(SMALL_GPT), torch.bfloat16)(inputs)
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        theirs = GPT(SMALL_GPT)(inputs)
+    with Formats(torch.bfloat16) as formats:
+        GPT(SMALL_GPT)(inputs)
+    return ours, theirs.float(), formats.operations
+
+
+# --- bytes
+
+
+def kept() -> dict[str, tuple[float, ...]]:
+    """Train a small GPT for a step in three ways: bytes of weights, gradients, master weights and
+    Adam's states, each by parameter, and the bytes kept for backward."""
+    return {
+        "fp32": _kept(torch.float32, masters=False),
+        "bf16, masters": _kept(torch.bfloat16, masters=True),
+        "autocast": _kept(torch.float32, masters=False, autocast=True),
+    }
+
+
+def _kept(dtype: torch.dtype, masters: bool, autocast: bool = False) -> tuple[float, ...]:
+    model, (inputs, targets) = GPT(SMALL_GPT).to(dtype), text(0, 0)
+    optimizer = torch.optim.Adam(model.parameters())
+    if masters:
+        optimizer = MasterWeights(optimizer)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
+        saved = kept_bytes(model, inputs)
+        loss = next_token_loss(model(inputs).float(), targets)
+    loss.backward()
+    weights = sum(p.nbytes for p in model.parameters())
+    grads = sum(p.grad.nbytes for p in model.parameters())
+    optimizer.step()
+    states = sum(
+        value.nbytes for state in optimizer.state.values() for value in state.values()
+        if isinstance(value, Tensor) and value.dim()
+    )  # fmt: skip
+    copies = optimizer.kept_bytes if masters else 0
+    numel = sum(p.numel() for p in model.parameters())
+    return (*(nbytes / numel for nbytes in (weights, grads, copies, states)), saved)
+
+
+def bytes_each(way: Sequence[float]) -> float:
+    """Return the bytes that a way keeps for each parameter: the first four entries of `kept`."""
+    return sum(way[:4])
+
+
+def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
+    """Write what `kept` returns, a way in each line."""
+    lines = ["bytes         w  grad  copy  Adam  sum  backward"]
+    for name, way in ways.items():
+        parts = "".join(f"{nbytes:6.0f}" for nbytes in way[1:4])
+        lines.append(f"{name:<13}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")
+    return "\n".join(lines)
+
+
+def sharded_step(param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
+    """Run one forward and backward of a small GPT on this rank's part of the batch, under FSDP."""
+    model = FSDP(GPT(SMALL_GPT), param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    inputs, targets = share(text(0, 0), dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # what comes after it is the step
+    next_token_loss(model(inputs).float(), targets).backward()
+
+
+def sent_table(runs: dict[str, Ledger]) -> str:
+    """Write what rank 0 sends in recorded steps of FSDP, by rings, and its sum beside the first."""
+    lines, first = ["sent bytes   all_gather  reduce_scatter"], 0
+    for name, run in runs.items():
+        rows = list(after_barrier(run.where(rank=0, lane="comm")))
+        sent = [
+            sum(int(collective(op, len(r.members), r.bytes).bytes) for r in rows if r.op == op)
+            for op in ("all_gather", "reduce_scatter")
+        ]
+        first = first or sum(sent)
+        lines.append(f"{name:<13}{sent[0]:>10,}{sent[1]:>16,}{sum(sent) / first:>7.0%}")
+    return "\n".join(lines)
+
+
+def published_table() -> str:
+    """Write NVIDIA's speed-ups of BERT-Large in mixed precision beside the predicted ones."""
+    lines = ["GPU   tokens  formats       published  predicted"]
+    for row in bert_large():
+        measured, predicted = row.ratios
+        formats = f"{row.formats[1]}/{row.formats[0]}"
+        lines.append(
+            f"{row.gpu:<6}{row.sequence:>6}  {formats:<12}{measured:>9.2f} x{predicted:>9.2f} x"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,94 @@
+"""What the cells of chapter 10 call says what it should, and can say something else."""
+
+import math
+
+import pytest
+import torch
+
+from lib.course.mixed_precision import cover, fp8_tables, lessons, wall_clock
+from lib.course.mixed_precision.networks import REGRESSION
+from lib.ledger import Ledger, Row
+from lib.predict.number_formats import BF16
+from lib.single.precision import LossScaler
+from tests.every import every
+
+
+def test_the_first_step_that_is_no_number():
+    assert lessons.first_nan([1.0, math.nan, math.nan]) == 2
+    with pytest.raises(ValueError):
+        lessons.first_nan([1.0, 2.0])
+
+
+def test_how_far_gradients_are_off():
+    truth = [torch.tensor([1.0, 2.0]), torch.tensor([2.0])]
+    assert lessons.off(truth, truth).split() == ["0.000", "%", "0%"]
+    ours = [torch.tensor([0.0, 2.0]), torch.tensor([2.0])]
+    assert lessons.off(ours, truth).split() == ["33.333", "%", "50%"]
+    assert lessons.off([truth[0], torch.tensor([math.inf])], truth).split()[0] == "infinite"
+
+
+def test_the_scales_of_both_scalers_follow_the_overflows():
+    scales = lessons.scales(LossScaler(2.0**16, interval=20))
+    assert len(scales) == 200 and scales[18:20] == [2.0**16, 2.0**17]
+    falls = [n for n, pair in enumerate(zip(scales, scales[1:]), 1) if pair[1] < pair[0]]
+    assert falls == [50, 51, 120, 121, 122]
+    assert scales != lessons.scales(LossScaler(2.0**16, interval=21))
+
+
+def test_updates_add_up_where_nothing_is_lost():
+    ends = lessons.updates(1.0, 2.0**-7, 16)  # the distance of bf16's numbers above 1
+    assert set(ends.values()) == {1.125}
+    lost = lessons.updates(1.0, 2.0**-9, 16)
+    assert lost["fp16"] == lost["fp32"] == 1.03125 and lost["bf16"] == 1.0
+    assert abs(lost["bf16, compensated"] - 1.03125) <= BF16.epsilon
+
+
+def test_losses_beside_fp32s():
+    lines = lessons.compare(REGRESSION, ("bf16", "bf16, masters"), steps=40).splitlines()
+    ratios = [[float(number) for number in line[20:].split()] for line in lines[1:]]
+    assert lines[1].startswith("bf16 ") and len(ratios[0]) == 3
+    assert every(ratio > 1.02 for ratio in ratios[0])
+    assert every(abs(ratio - 1) <= 0.01 for ratio in ratios[1])
+
+
+def test_errors_of_sums_grow_where_partial_sums_are_small_formats():
+    few, many = (lessons.products(terms).splitlines()[1:] for terms in (128, 1024))
+    of = lambda lines: {line[:16].strip(): float(line.split()[-2]) for line in lines}
+    assert of(many)["bf16"] > 2 * of(few)["bf16"]
+    assert of(many)["14 bits"] > 1.5 * of(many)["14 bits, blocks"]
+    ring, tree = (float(n) for n in lessons.reduced([64]).splitlines()[1].split()[1::2])
+    assert ring > 2 * tree
+
+
+def test_sent_bytes_are_those_of_rings():
+    def row(op, nbytes, start):
+        return Row(0, "comm", op, start, start + 1, start, "world", (0, 1), 0, nbytes)
+
+    rows = [row("barrier", 0, 0.0), row("all_gather", 400, 2.0), row("reduce_scatter", 200, 4.0)]
+    run = Ledger([row("all_gather", 32, -2.0), *rows], source="measured")
+    table = lessons.sent_table({"one": run, "again": run})
+    assert table.splitlines()[1].split() == ["one", "200", "100", "100%"]
+
+
+def test_the_losses_are_drawn_by_tens():
+    picture = lessons.draw_losses(a=[1.0] * 10 + [3.0] * 10)
+    assert "a measured line, from 5 to 15" in repr(picture)
+
+
+def test_delayed_scaling_clips_once():
+    rows = [line.split() for line in fp8_tables.delayed((1, 1, 4, 4)).splitlines()[1:]]
+    assert [row[3] != "0%" for row in rows] == [False, False, True, False]
+
+
+def test_the_cover_shows_what_fp16_loses():
+    assert "67 % become 0" in repr(cover.picture())
+
+
+def test_a_step_by_the_clock_has_a_prediction_for_each_format():
+    class Machine:
+        def compute(self, flop, nbytes, dtype):
+            return flop / {"fp32": 1e9, "bf16": 2e9}[dtype]
+
+    predicted = wall_clock.predicted(Machine())
+    assert predicted["fp32"] == pytest.approx(2 * predicted["bf16"])
+    assert set(wall_clock.steps(repeats=1)) == {"fp32", "bf16"}

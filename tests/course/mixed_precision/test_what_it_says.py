@@ -1,0 +1,187 @@
+"""What chapter 10 says of its numbers is what its cells printed, and what is computed here."""
+
+import re
+
+import pytest
+import torch
+
+from lib.course.mixed_precision.gradients import gradients, shares
+from lib.course.mixed_precision.networks import BOXES, DETECTOR, LANGUAGE
+from lib.predict.collectives.rounding import error_of_sum
+from lib.predict.number_formats import BF16, E4M3, E5M2, FP16, FP32
+from lib.predict.precision.published import bert_large
+from lib.predict.roofline import speeds
+from lib.single.formats import BF16 as NEAREST
+from lib.single.formats import FP16 as HALF
+from lib.single.precision import softmax_in
+from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
+from tests.every import every
+
+notebook, text = chapter_fixtures("10-mixed-precision")
+
+
+def test_the_main_path_is_short(notebook):
+    cells, words = main_path(notebook)
+    assert 0 < cells <= 45 and 0 < words <= 3000
+
+
+def test_the_minutes_are_those_of_the_headings(text):
+    main, later = minutes_of(text)
+    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
+    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
+    assert main <= 50
+
+
+def test_what_the_chapter_prints_fits_a_phone(notebook):
+    """49 characters stand beside one another on 360 px."""
+    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
+    assert len(printed) > 12
+    assert every(len(line) <= 49 for words in printed for line in words.splitlines())
+
+
+def test_the_peaks_of_the_opening(text):
+    assert [round(speeds("H100", dtype=d).peak / 1e12) for d in ("fp16", "fp32")] == [989, 67]
+    assert "989 TFLOP/s with matrices of 16-bit numbers, and 67 with" in text
+    assert 2**16 == 65_536 and "only 65,536 patterns" in text
+
+
+def test_the_training_that_fails(notebook, text):
+    fp32, fp16 = shown(notebook, "half = train(").splitlines()[-2:]
+    first, second, last = (float(loss) for loss in fp32.split()[1:])
+    assert fp16.split()[2:] == ["nan", "nan"] and fp16.split()[1] == fp32.split()[1]
+    assert round(first / last) == 26 and "the loss falls 26 times in 200 steps" in text
+    assert 4 < second / first < 5 and "makes the loss four times as large" in text
+    assert 4 * BOXES == 16_384 and "4,096 boxes" in text and "all 16,384 offsets" in text
+
+
+def test_the_formats(notebook, text):
+    assert FP16.value(0b0_01111_1000000000) == 1.5
+    assert FP16.smallest == 2.0**-24 and f"{FP16.smallest:.0e}" == "6e-08"
+    assert FP16.code_of(1e-8) == 0 and FP16.value(FP16.code_of(65519)) == 65504
+    assert FP16.code_of(65520, "infinity") == FP16.largest_code + 1
+    assert BF16.value(BF16.code_of(65520)) == 65536 and E4M3.value(0b0_1111_110) == 448
+    assert [FP16.epsilon, BF16.epsilon] == [2.0**-10, 2.0**-7]
+    for form, ends in (
+        (FP32, ("1.4e-45", "3.4e+38")), (FP16, ("6e-08", "65504")),
+        (BF16, ("9.2e-41", "3.4e+38")), (E4M3, ("0.002", "448")), (E5M2, ("1.5e-05", "57344")),
+    ):  # fmt: skip
+        assert (f"{form.smallest:.2g}", f"{form.largest:.5g}"[:5] if form.largest < 1e6 else
+                f"{form.largest:.2g}") == ends  # fmt: skip
+    card = next(line for line in text.splitlines() if line.startswith("| smallest, largest"))
+    for number in ("1.4·10⁻⁴⁵", "6.0·10⁻⁸, 65,504", "9.2·10⁻⁴¹", "2.0·10⁻³, 448", "57,344"):
+        assert number in card
+
+
+def test_what_is_lost_at_each_scale(text):
+    every_gradient = gradients(DETECTOR).all
+    at = {power: shares(every_gradient, 2.0**power) for power in (0, 8, 12, 23, 24)}
+    assert 0.66 < at[0].zero < 0.67 + 0.005 and "Two thirds are at most 2⁻²⁵" in text
+    assert round(at[8].zero, 2) == 0.03 and "At 2⁸ about 3 % are lost" in text
+    assert at[12].zero < 0.002 and at[23].zero == at[23].overflow == 0 < at[24].overflow
+    first = gradients(DETECTOR).activations["blocks.0.linear"]
+    assert shares([first]).zero > 0.99 and "Nearly all of them are gradients of the first" in text
+
+
+def test_the_scaled_gradients(notebook, text):
+    rows = [line.split() for line in shown(notebook, "def scaled_gradients").splitlines()[1:]]
+    assert [row[-1] for row in rows[:3]] == ["100%", "1%", "0%"]
+    assert rows[2][1] == "0.021" and "differ from those of fp32 by 0.02 % in all" in text
+    assert rows[3][1] == "infinite"
+
+
+def test_the_skipped_steps(notebook, text):
+    answer = shown(notebook, "scaler = LossScaler(initial=2.0**30)")
+    assert "It is 8 steps" in answer and "same scales: True" in answer
+    assert "Seven steps bring s from 2³⁰ to 2²³" in text and "cost an eighth step" in text
+
+
+def test_the_ranks(notebook):
+    lines = shown(notebook, "alone, together = (").splitlines()[-4:]
+    counts = [tuple(re.findall(r"\d[\d,]*", line)) for line in lines]
+    assert counts == [
+        ("0", "4", "16,384"), ("1", "3", "8,192"), ("0", "3", "8,192"), ("1", "3", "8,192"),
+    ]  # fmt: skip
+    assert 8 * 2**14 == 131_072 > FP16.largest
+
+
+def test_the_updates(notebook, text):
+    lines = shown(notebook, "ends = lessons.updates").splitlines()
+    ends = {line[:18].strip(): float(line[18:]) for line in lines if re.match("[fb]", line) and
+            len(line.split()) <= 3 and line.count(".") == 1}  # fmt: skip
+    assert ends["fp16"] == ends["bf16"] == 1 and ends["bf16, stochastic"] == 1.4453
+    assert "this one run ends at 1.445" in text
+    ratios = {
+        line[:20].strip(): [float(n) for n in line[20:].split()]
+        for line in lines[-5:]
+    }  # fmt: skip
+    assert [min(ratios["fp16"]), max(ratios["fp16"])] == [1.14, 1.23]
+    assert "14 to 23 % above" in text and min(ratios["bf16"]) > 1.9 and max(ratios["bf16"]) < 4
+    assert ratios["fp16, masters"] == ratios["bf16, masters"] == [1.0, 1.0, 1.0]
+    assert every(abs(ratio - 1) <= 0.0101 for ratio in ratios["bf16, stochastic"])
+
+
+def test_the_sums(notebook, text):
+    answer = shown(notebook, "stalled.reveal")
+    assert "It is 256." in answer
+    assert NEAREST.round(torch.tensor([257.0])).item() == 256 and 256 + 2 == 258
+    ring, tree = (float(n) for n in answer.splitlines()[-1].replace("%", "").split()[1:])
+    assert round(ring, 1) == 2.7 and "At 512 ranks a ring in bf16 is wrong by almost 3 %" in text
+    predicted = [100 * error_of_sum(way, 512, BF16.epsilon) for way in ("ring", "tree")]
+    assert ring == pytest.approx(predicted[0], rel=0.1)
+    assert tree == pytest.approx(predicted[1], rel=0.1)
+
+
+def test_what_is_kept_and_sent(notebook, text):
+    lines = shown(notebook, "kept = lessons.kept()").splitlines()[-3:]
+    numbers = [[int(n.replace(",", "")) for n in line[13:].split()] for line in lines]
+    assert [row[4] for row in numbers] == [16, 16, 16]
+    fp32, bf16, autocast = (row[5] for row in numbers)
+    assert round(bf16 / fp32, 2) == 0.5 and round(autocast / fp32, 2) == 0.64
+    assert "to half if all is in bf16, and to 64 % under autocast" in text
+    sent = shown(notebook, "runs = {")
+    assert re.findall(r"(\d+)%", sent) == ["100", "67", "50"]
+
+
+def test_the_published_ratios(text):
+    errors = {(row.gpu, row.sequence): row.error for row in bert_large()}
+    assert every(abs(errors["A100", length]) < 0.05 for length in (128, 512))
+    v100 = sorted(round(100 * errors["V100", length]) for length in (128, 512))
+    assert v100 == [19, 26] and "19 and 26 % too high" in text
+    measured = [row.ratios[0] for row in bert_large() if row.gpu == "A100"]
+    assert [round(ratio, 1) for ratio in measured] == [1.8, 1.9]
+
+
+def test_the_card(text):
+    """A softmax without its maximum is nan in fp16 from exp(11.1) = 65,504 on."""
+    scores = torch.tensor([[11.2, 0.0]])
+    assert softmax_in(HALF, scores, subtract_maximum=False).isnan().any()
+    assert not softmax_in(HALF, scores - 0.2, subtract_maximum=False).isnan().any()
+    assert "nan from scores above 11" in text
+
+
+def test_eight_and_four_bits(notebook, text):
+    def rows(words):
+        return {
+            line[:15].strip(): [float(n) for n in re.findall(r"[+-]\d\.\d+", line)]
+            for line in shown(notebook, words).splitlines()[1:]
+        }
+
+    eight = rows("fp8_tables.trained")
+    assert max(abs(n) for name in eight for n in eight[name] if "plain" in name) == 0.012
+    lost = [n for way in ("tensor", "row") for n in eight[f"outlier, {way}"]]
+    assert round(min(lost), 1) == 0.7 and round(max(lost), 1) == 1.1
+    assert 2.0**20 / E4M3.largest > 2000 and "within 0.012" in text and "loses 0.7 to 1.1" in text
+    four = rows("fp8_tables.few_bits")
+    mean = {name: sum(values) / 3 for name, values in four.items()}
+    assert 0.25 < mean["NVFP4"] / mean["MXFP4"] < 0.4
+    assert mean["NVFP4 by chance"] / mean["NVFP4"] < 0.5
+    assert abs(mean["and Hadamard"] - mean["NVFP4 by chance"]) < 0.005
+
+
+def test_gradients_of_ranks_have_something_in_common(notebook, text):
+    assert "correlation of two ranks: 0.59" in shown(notebook, "sums_over_ranks.measured(")
+    assert "have a correlation of 0.59" in text
+
+
+def test_the_language_model_seldom_underflows():
+    assert shares(gradients(LANGUAGE, steps=10).all).zero < 0.1
