@@ -33,7 +33,7 @@ from lib.single import GPT, Batches, next_token_loss, share
 from lib.single.optimizers import SM3, Adafactor, Adam8bit, AdamW, Muon
 from lib.single.optimizers.muon import hidden_matrices
 
-STEPS = 3
+STEPS = 2
 BLOCK = 32  # of 8-bit Adam: it divides the rows' parts in tensor parallelism
 ITEMSIZE = 8
 PLAIN = {

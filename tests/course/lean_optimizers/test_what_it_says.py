@@ -57,13 +57,13 @@ def test_what_adam_keeps(notebook, text):
                        for kind in ("optimizer", "parameters"))  # fmt: skip
     assert 0 < states - 2 * weights < 1000  # and the counters
     assert "It is 64 GB." in peak
-    assert f"{training.SHAPE.numel:,} weights" in text and training.STEPS == 400
+    assert f"{training.SHAPE.numel:,} weights" in text and "for 200 steps by AdamW" in text
 
 
 def test_seeds_alone_change_the_loss(notebook, text):
     ends = [float(n) for n in re.findall(r": (\d\.\d\d)", shown(notebook, "lessons.ends(runs"))]
-    assert len(ends) == 3 and 0.07 < max(ends) - min(ends) < 0.1
-    assert "by almost a tenth" in text
+    assert len(ends) == 3 and 0.02 < max(ends) - min(ends) < 0.06
+    assert "by some hundredths" in text
 
 
 def test_the_factors(notebook, text):
@@ -117,10 +117,24 @@ def test_the_price_in_learning(notebook, text):
     kept, mean, low, high = ({name: row[n] for name, row in rows.items()} for n in (0, 2, 3, 4))
     assert kept == {name: state_bytes(name, training.SHAPE) for name in training.LEAN}
     assert f"{kept['adam8bit'] / kept['adamw']:.0%}" == "28%" and "28 % of the bytes" in text
-    assert abs(mean["adam8bit"] - mean["adamw"]) < 0.02
-    assert 0 < low["adafactor"] - high["adamw"] < 0.05  # its best seed, and AdamW's worst
-    assert low["sm3"] > high["adafactor"] and high["muon"] < low["adamw"]
+    assert f"{kept['adafactor'] / kept['adamw']:.0%}" == "2%" and "with 2 % and" in text
+    close = [abs(mean[name] - mean["adamw"]) for name in ("adafactor", "adam8bit")]
+    assert max(close) < high["adamw"] - low["adamw"]
+    assert f"{mean['sm3'] - mean['adamw']:.2f} behind" == "0.15 behind" and low["sm3"] > max(
+        high["adafactor"], high["adamw"]
+    )
+    assert f"{mean['adamw'] - mean['muon']:.2f} ahead" == "0.07 ahead"
+    assert high["muon"] < low["adamw"]
+    assert "SM3 is 0.15 behind, and Muon is 0.07 ahead" in text
     assert "It is muon." in shown(notebook, "training.compared(runs)")
+
+
+@pytest.mark.limit(200)
+def test_adafactor_falls_behind_in_longer_trainings(worlds, text):
+    runs = training.trainings(worlds(2, device="cpu"), ("adamw", "adafactor"))
+    adamw, adafactor = (sum(map(training.final, seeds.values())) / 3 for seeds in runs.values())
+    assert f"{adafactor - adamw:.1f}" == "0.1"
+    assert "after 400 steps Adafactor is 0.1 behind AdamW" in text and training.STEPS == 400
 
 
 def test_the_answers_to_the_controls(notebook, text):
@@ -140,7 +154,7 @@ def test_what_optimizers_send(notebook, text):
     assert sum(call.bytes for call in sums) // 4 == 14_338 and flag.bytes == 1
     printed = shown(notebook, "sharded.table(world")
     assert "It is 14,338 numbers." in printed and printed.count("True") == 10
-    assert printed.count("equal") == 10 and printed.count("refused") == 2
+    assert printed.count("equal") == 11 and printed.count("refused") == 2
     for ranks in (2, 4):
         parts = [((64, 64), [4096 // ranks] * ranks)] * ranks
         owners = sent_numbers(parts, ranks, 0) / (4096 * ranks)
