@@ -130,12 +130,10 @@ def test_the_line_near_a_number_has_the_numbers_of_both_formats_where_they_are()
 
 def test_beyond_its_end_the_line_shows_the_end_of_the_format():
     drawn = bits(-1e6, "fp16", None)
-    assert "at the end: FP16 above" in texts(drawn) and not boxes(drawn, "the number")
+    assert "at the end: FP16" in texts(drawn) and not boxes(drawn, "the number")
     assert len(ticks(drawn, "forward")) == 2  # -65,504 and the one before it
-    assert "near it: FP16 above" in texts(bits(-65520, "fp16", None))
-    assert {"near it: FP16 above", "NaN lies nowhere on it."} <= set(
-        texts(bits(math.nan, "fp16", None))
-    )
+    assert "near it: FP16" in texts(bits(-65520, "fp16", None))
+    assert {"near it: FP16", "NaN lies nowhere on it."} <= set(texts(bits(math.nan, "fp16", None)))
 
 
 def test_where_numbers_lie_too_close_a_bar_stands_for_them():

@@ -10,7 +10,7 @@ from lib.predict.number_formats import E4M3, E5M2, FP16
 CODES = {
     "half": (FP16, 0b1_10001_1010000000),
     "tiny": (E5M2, 0b0_00000_11),
-    "largest": (E4M3, 0b0_1111_110),
+    "high": (E4M3, 0b1_1111_010),
 }
 
 predict = Numbers(
@@ -31,11 +31,11 @@ predict = Numbers(
             0.75 * 2**-15: "Subnormal numbers have the exponent of the smallest normal number, "
             "1 - bias, and not 0 - bias.",
         },
-        "largest": {
-            480.0: "The mantissa is 110. With 111 this code would be NaN.",
-            240.0: "E4M3 has no infinity, so exponent 1111 holds numbers too.",
-            224.0: "The bias of four exponent bits is 2^3 - 1 = 7.",
-            896.0: "The bias of four exponent bits is 2^3 - 1 = 7.",
+        "high": {
+            320.0: "The first bit is 1, so the number is negative.",
+            -64.0: "A normal number has a 1 before its mantissa that is not stored.",
+            -160.0: "The bias of four exponent bits is 2^3 - 1 = 7.",
+            -640.0: "The bias of four exponent bits is 2^3 - 1 = 7.",
         },
     },
     hints=(

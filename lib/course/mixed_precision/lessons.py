@@ -1,7 +1,7 @@
 """What the cells of chapter 10 call: errors of gradients and of sums, bytes, and tables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,15 +31,14 @@ def first_nan(values: Sequence[float]) -> int:
     return 1 + [math.isnan(value) for value in values].index(True)
 
 
-def off(ours: Sequence[Tensor], truth: Iterable[Tensor]) -> str:
-    """Write by how many percent gradients are off, and how many of the first layer's are zero."""
-    pairs = list(zip(ours, truth, strict=True))
-    difference = torch.cat([(a - b).flatten() for a, b in pairs])
-    whole = torch.cat([b.flatten() for _, b in pairs])
-    error = float(difference.norm() / whole.norm())
-    zeros = float((ours[0] == 0).float().mean())
-    error = f"{100 * error:.3f} %" if math.isfinite(error) else "infinite"
-    return f"{error:>10}{zeros:>16.0%}"
+def off(ours: Sequence[Tensor], truth: dict[str, Tensor]) -> str:
+    """Write by how many percent the gradients of each layer's matrix are off, in the norm."""
+    words = []
+    for gradient, (name, exact) in zip(ours, truth.items(), strict=True):
+        if name.endswith("weight"):
+            error = float((gradient - exact).norm() / exact.norm())
+            words.append(f"{100 * error:.2f} %" if math.isfinite(error) else "infinite")
+    return "".join(f"{word:>12}" for word in words)
 
 
 def scales(scaler) -> list[float]:
@@ -60,13 +59,13 @@ def scales(scaler) -> list[float]:
 def draw_losses(**runs: Sequence[float]):
     """Draw the losses of runs by step, each the mean over ten steps."""
     lines = {
-        name: (range(5, len(values), 10),
+        name: (range(10, len(values) + 1, 10),
                [sum(values[n : n + 10]) / 10 for n in range(0, len(values), 10)])
         for name, values in runs.items()
     }  # fmt: skip
     return curve(
         predicted=lines, x=("step", ""), y=("loss", ""), lines_are="measured",
-        caption="Measured: the detector's loss, seed 0, each point the mean of ten steps.",
+        caption="Measured: the detector's loss, seed 0, each point the mean of ten steps up to it.",
     )  # fmt: skip
 
 
@@ -202,7 +201,7 @@ def bytes_each(way: Sequence[float]) -> float:
 
 def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
     """Write what `kept` returns, a way in each line."""
-    lines = ["bytes         w  grad  copy  Adam  sum  backward"]
+    lines = [f"{'bytes of each':<35}in all", "parameter     w  grad  copy  Adam  sum  backward"]
     for name, way in ways.items():
         parts = "".join(f"{nbytes:6.0f}" for nbytes in way[1:4])
         lines.append(f"{name:<13}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")

@@ -14,7 +14,9 @@ export const formatColour = (isOther) => isOther ? style.comm.all_reduce : style
 // Lays the number line out: {marks, y}. `points` are [{format, code}], the second below the line.
 export function layZoom(number, points, left, y, right) {
   const { from, to, isInside } = zoomWindow(number, points), middle = { align: "middle" };
-  const names = points.map(({ format }, n) => `${format.name} ${n ? "below" : "above"}`);
+  const names = points.map(({ format }, n) =>
+    points.length > 1 ? `${format.name} ${n ? "below" : "above"}` : format.name,
+  );
   const marks = [
       textMark(left, y + 6, `${isInside ? "near it" : "at the end"}: ${names.join(", ")}`),
     ],

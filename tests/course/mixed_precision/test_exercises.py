@@ -13,7 +13,7 @@ def text_of(verdict):
 
 # --- predict
 
-RIGHT = {"half": -6.5, "tiny": 3 * 2**-16, "largest": 448}
+RIGHT = {"half": -6.5, "tiny": 3 * 2**-16, "high": -320}
 
 
 def test_the_predicted_numbers_are_those_of_pytorch():
@@ -22,10 +22,10 @@ def test_the_predicted_numbers_are_those_of_pytorch():
     assert bits.view(torch.float16).item() == RIGHT["half"]
     for name, code, kind in (
         ("tiny", 0b0_00000_11, torch.float8_e5m2),
-        ("largest", 0b0_1111_110, torch.float8_e4m3fn),
+        ("high", 0b1_1111_010, torch.float8_e4m3fn),
     ):
         assert torch.tensor([code], dtype=torch.uint8).view(kind).item() == RIGHT[name]
-    assert chapter.predict.check(half=None, tiny=None, largest=None).text.startswith("Not solved")
+    assert chapter.predict.check(half=None, tiny=None, high=None).text.startswith("Not solved")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_the_predicted_numbers_are_those_of_pytorch():
         ("half", -13, "is 2^4 - 1 = 15"),
         ("tiny", 1.75 * 2**-15, "no 1 stands before the mantissa"),
         ("tiny", 0.75 * 2**-15, "1 - bias, and not 0 - bias"),
-        ("largest", 480, "With 111 this code would be NaN"),
-        ("largest", 240, "E4M3 has no infinity"),
-        ("largest", 896, "is 2^3 - 1 = 7"),
+        ("high", 320, "so the number is negative"),
+        ("high", -64, "a 1 before its mantissa that is not stored"),
+        ("high", -640, "is 2^3 - 1 = 7"),
     ],
 )
 def test_a_well_known_mistake_is_told_its_reason(name, number, words):

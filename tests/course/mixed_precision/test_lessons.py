@@ -20,11 +20,11 @@ def test_the_first_step_that_is_no_number():
 
 
 def test_how_far_gradients_are_off():
-    truth = [torch.tensor([1.0, 2.0]), torch.tensor([2.0])]
-    assert lessons.off(truth, truth).split() == ["0.000", "%", "0%"]
-    ours = [torch.tensor([0.0, 2.0]), torch.tensor([2.0])]
-    assert lessons.off(ours, truth).split() == ["33.333", "%", "50%"]
-    assert lessons.off([truth[0], torch.tensor([math.inf])], truth).split()[0] == "infinite"
+    truth = {"a.weight": torch.tensor([3.0, 4.0]), "a.bias": torch.tensor([2.0])}
+    assert lessons.off(truth.values(), truth).split() == ["0.00", "%"]
+    assert lessons.off([torch.tensor([3.0, 3.5]), torch.zeros(1)], truth).split() == ["10.00", "%"]
+    endless = [torch.tensor([math.inf, 4.0]), torch.zeros(1)]
+    assert lessons.off(endless, truth).split() == ["infinite"]
 
 
 def test_the_scales_of_both_scalers_follow_the_overflows():
@@ -72,7 +72,7 @@ def test_sent_bytes_are_those_of_rings():
 
 def test_the_losses_are_drawn_by_tens():
     picture = lessons.draw_losses(a=[1.0] * 10 + [3.0] * 10)
-    assert "a measured line, from 5 to 15" in repr(picture)
+    assert "a measured line, from 10 to 20" in repr(picture)
 
 
 def test_delayed_scaling_clips_once():
@@ -92,3 +92,10 @@ def test_a_step_by_the_clock_has_a_prediction_for_each_format():
     predicted = wall_clock.predicted(Machine())
     assert predicted["fp32"] == pytest.approx(2 * predicted["bf16"])
     assert set(wall_clock.steps(repeats=1)) == {"fp32", "bf16"}
+
+
+def test_a_prediction_of_a_disturbed_machine_is_told_apart():
+    measured = {"fp32": 1.0, "bf16": 2.0}
+    assert not wall_clock.disturbed({"fp32": 0.5, "bf16": 5.0}, measured)
+    assert wall_clock.disturbed({"fp32": 0.3, "bf16": 2.0}, measured)
+    assert wall_clock.disturbed({"fp32": 1.0, "bf16": 7.0}, measured)
