@@ -201,10 +201,3 @@ def test_the_solutions_follow_their_exercises(text):
     assert exercises.write.check(space["my_sm3"]).solved
     exec(blocks[2], space)
     assert exercises.repair.check(space["MyAdam"]).solved
-
-
-@pytest.mark.limit(200)
-def test_the_smallest_optimizer_of_the_text(text):
-    space = {"torch": torch}
-    exec(re.findall(r"```python\n(.*?)```", text, re.S)[3], space)
-    assert exercises.smallest.check(space["MyOptimizer"]).solved
