@@ -44,7 +44,7 @@ FAMILIES = {
     # our checkpoint against PyTorch's, plain and selective, and the budget plan against √n
     "recomputation": ("bench_recompute", "checkpoints selective budget"),
     # small formats against PyTorch's casts
-    "precision": ("bench_precision", "formats"),
+    "precision": ("bench_precision", "formats bf16"),
     # our optimizers against PyTorch's: the time of a step, and the bytes of the states
     "optimizers": ("bench_optimizers", "adam adafactor sm3 adam_8bit muon kept"),
 }

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import lib.single.optimizers.adam_8bit as eight_bits
 from lib import World
 from lib.predict.optimizers import state_bytes
 from lib.predict.shape import GPTShape
@@ -103,9 +105,48 @@ def sm3(options):
     yield from compared(options, ("our SM3", SM3), ("our Adam", Adam), None)
 
 
+def fused_(w, g, m, v, group, step, room):
+    """Do Adam's step in one pass by PyTorch's kernel, in the place of `adam_`, for float32."""
+    betas = dict(zip(("beta1", "beta2"), group["betas"]))
+    torch._fused_adamw_(
+        [w], [g], [m], [v], [], [torch.tensor(step)], lr=group["lr"], **betas, eps=group["eps"],
+        weight_decay=group["weight_decay"], amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+class Fused8bit(Adam8bit):
+    """Adam8bit whose update is PyTorch's fused one; the last bits of weights differ."""
+
+    def update(self, group, parameters):
+        with mock.patch.object(eight_bits, "adam_", fused_):
+            super().update(group, parameters)
+
+
+class LookUps(Adam8bit):
+    """The four look-ups a number of Adam8bit, and nothing else of its step."""
+
+    def update(self, group, parameters):
+        for numel in (p.numel() for p in parameters if p.numel() >= group["smallest"]):
+            index = torch.zeros(numel, dtype=torch.int32)
+            for signed in (True, False):
+                codes = eight_bits.code_map(group["kind"], signed)
+                codes.values.index_select(0, index)
+                codes.words.index_select(0, index)
+
+
 def adam_8bit(options):
-    """Our 8-bit Adam against our fp32 Adam."""
-    yield from compared(options, ("our 8-bit Adam", Adam8bit), ("our Adam", Adam), 2.5)
+    """Our 8-bit Adam against our fp32 Adam, and what limits it against the same.
+
+    On a CPU we know no way to 2.5 in PyTorch's operations that keeps every code the nearest. Of the
+    31 passes over a chunk four are look-ups, which take one number at a time: they alone last as
+    long as all of Adam. The second row has PyTorch's fused kernel for the update, one pass in the
+    place of seven. Measured on a busy Zen 4 with one thread, in CPU time: 3.5, 3.1 and 1.2. In the
+    best case, with m and v as one tensor and the small tensors fused too, it was 2.7.
+    """
+    adam = "our Adam", Adam
+    yield from compared(options, ("our 8-bit Adam", Adam8bit), adam, 2.5)
+    yield from compared(options, ("8-bit Adam with PyTorch's fused update", Fused8bit), adam, None)
+    yield from compared(options, ("four look-ups a number alone", LookUps), adam, None)
 
 
 def muon(options):

@@ -30,7 +30,7 @@ from lib.single.optimizers.adam import AdamW
 from lib.single.optimizers.code_maps import CodeMap, code_map
 from lib.single.optimizers.listwise import counted, counter
 
-CHUNK = 2**18  # numbers that are decoded at a time on a CPU: of their fp32 copies each has 1 MiB
+CHUNK = 2**18  # numbers that are decoded at a time on a CPU, in 4 MiB of memory to work in
 GPU_CHUNK = 2**24
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # which of them can be negative
 
@@ -119,34 +119,47 @@ def update_flat(weights: Tensor, gradient: Tensor, state: dict, group: dict, ste
     block = group["block"] or weights.numel()
     maps = [code_map(group["kind"], signed).to(weights.device) for signed in MOMENTS.values()]
     blocks = max(1, (CHUNK if weights.device.type == "cpu" else GPU_CHUNK) // block)
+    longest = min(blocks * block, len(weights))
+    room = torch.empty(4, longest, device=weights.device, dtype=torch.float32)
     for first in range(0, len(state["exp_avg_maxima"]), blocks):
         part = slice(first * block, (first + blocks) * block)
         kept = [
             (state[f"{name}_codes"][part], state[f"{name}_maxima"][first : first + blocks])
             for name in MOMENTS
         ]
-        update_chunk(weights[part], gradient[part].float(), kept, maps, block, group, step)
+        numbers = weights[part], gradient[part].float()
+        update_chunk(*numbers, kept, maps, block, group, step, room[:, : len(numbers[0])])
 
 
-def adam_(w: Tensor, g: Tensor, m: Tensor, v: Tensor, group: dict, step: float) -> None:
-    """Do one step of Adam in place on numbers [N], in PyTorch's order of operations."""
+def adam_(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, group: dict, step: float,
+    room: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Do one step of Adam in place on numbers [N], in PyTorch's order of operations.
+
+    `room` [N] is memory to work in, which is allocated where it is not given.
+    """
     beta1, beta2 = group["betas"]
     m.lerp_(g, 1 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     if group["weight_decay"]:
         w.mul_(1 - group["lr"] * group["weight_decay"])
-    root = v.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+    root = torch.sqrt(v, out=room).div_((1 - beta2**step) ** 0.5).add_(group["eps"])
     w.addcdiv_(m, root, value=-group["lr"] / (1 - beta1**step))
 
 
 def update_chunk(
     weights: Tensor, gradient: Tensor, kept: list[tuple[Tensor, Tensor]], maps: list[CodeMap],
-    block: int, group: dict, step: float,
+    block: int, group: dict, step: float, room: Tensor,
 ) -> None:  # fmt: skip
-    """Decode the moments of some blocks, step, and encode them again, all in place."""
-    moments = [
-        one.decode(codes, maxima, block) for one, (codes, maxima) in zip(maps, kept, strict=True)
-    ]
-    adam_(weights, gradient, *moments, group, step)
+    """Decode the moments of some blocks, step, and encode them again, all in place.
+
+    `room` [4, N] of fp32 is memory to work in. What is written over again and again stays in the
+    cache of a CPU, as new memory for each operation would not.
+    """
+    moments, integers = room[:2], room[2:].view(torch.int32)
+    for one, moment, (codes, maxima) in zip(maps, moments, kept, strict=True):
+        one.decode(codes, maxima, block, moment, integers[0])
+    adam_(weights, gradient, *moments, group, step, room[2])
     for one, moment, out in zip(maps, moments, kept, strict=True):
-        one.encode(moment, block, out)
+        one.encode_in_place(moment, block, out, integers)

@@ -58,6 +58,10 @@ class CodeMap:
     border. So a table of 65,536 words suffices: word h holds the code at the lower end of h,
     and how many of the lower bits must be added to reach the border, such that a plain sum carries
     into the code when the number lies beyond it.
+
+    The bits of a negative number, as an integer, are -2^31 and those of its size: they fall where
+    the number rises. Their absolute value rises with the number, and for numbers above -2 it is
+    larger than the bits of any number below 2. So no word has to serve numbers of both signs.
     """
 
     def __init__(self, values: Tensor):
@@ -72,49 +76,70 @@ class CodeMap:
         if device == self.values.device:
             return self
         moved = object.__new__(CodeMap)
-        moved.values, moved.words = self.values.to(device), self.words.to(device)
+        for name in ("values", "words"):
+            setattr(moved, name, getattr(self, name).to(device))
         moved.negative = self.negative
         return moved
 
     def nearest(self, x: Tensor) -> Tensor:
-        """Return the codes of the values that are nearest to fp32 numbers in [-1, 1], as uint8."""
+        """Return the codes of the values that are nearest to fp32 numbers in [-1, 1], as uint8.
+
+        A map without negative values takes numbers in [0, 1].
+        """
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        self._write_nearest(x, codes)
+        self._write_nearest(x.clone(memory_format=torch.contiguous_format), codes)
         return codes
 
-    def _write_nearest(self, x: Tensor, codes: Tensor) -> None:
-        key = x.view(torch.int32)
+    def _write_nearest(self, x: Tensor, codes: Tensor, room: Tensor | None = None) -> None:
+        """Write the codes of numbers that are then no longer needed; `room` is [2, N] of int32."""
+        key = x.view(torch.int32).view(-1)
+        half, words = key.new_empty(2, len(key)) if room is None else room
         if self.negative:
-            key = _rising(key)
-        half = (key >> 16).bitwise_and_(0xFFFF)
-        words = self.words.index_select(0, half.view(-1)).view_as(key)
-        codes.copy_(words.add_(key).bitwise_right_shift_(16))
+            key.abs_()
+        torch.bitwise_right_shift(key, 16, out=half).bitwise_and_(0xFFFF)
+        torch.index_select(self.words, 0, half, out=words)
+        codes.view(-1).copy_(words.add_(key).bitwise_right_shift_(16))
 
-    def encode(
-        self, x: Tensor, block: int, out: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def encode(self, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
         """Encode fp32 numbers: [N] -> codes [N] uint8, and the maximum of each block, [N/block].
 
         The last block may be shorter. A block of zeros has the maximum 0; one with a NaN or an
-        infinity is decoded as NaN. `out` are tensors to write the two into.
+        infinity is decoded as NaN.
         """
-        if out is None:
-            codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-            out = codes, x.new_empty(-(-x.numel() // block))
-        codes, maxima = out
-        for rows, top, row_codes in _blocks(block, x, maxima, codes):
-            torch.amax(rows.abs() if self.negative else rows, 1, out=top)
-            self.encode_rows(rows, top, row_codes)
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        out = codes, x.new_empty(-(-x.numel() // block))
+        self.encode_in_place(x.clone(), block, out)
         return out
+
+    def encode_in_place(
+        self, x: Tensor, block: int, out: tuple[Tensor, Tensor], room: Tensor | None = None
+    ) -> None:
+        """Encode numbers, [N], into `out` as `encode` does; x then holds nothing of use.
+
+        `room` [2, N] of int32 is memory to work in, which is allocated where it is not given.
+        """
+        codes, maxima = out
+        for rows, top in _blocks(block, x, maxima):
+            torch.amax(rows, 1, out=top)
+            if self.negative:
+                torch.maximum(top, rows.amin(1).neg_(), out=top)
+            rows.div_(_divisors(top))
+        self._write_nearest(x, codes, room)
 
     def encode_rows(self, rows: Tensor, maxima: Tensor, codes: Tensor) -> None:
         """Write the codes of blocks [R, block] whose maxima [R] are known."""
-        tiny = torch.finfo(torch.float32).tiny  # a block of zeros must not become NaN
-        self._write_nearest(rows / maxima.clamp(min=tiny)[:, None], codes)
+        self._write_nearest(rows / _divisors(maxima), codes)
 
-    def decode(self, codes: Tensor, maxima: Tensor, block: int) -> Tensor:
-        """Decode: codes [N] and maxima [N/block] -> fp32 numbers [N]."""
-        x = self.values.index_select(0, codes.int())
+    def decode(
+        self, codes: Tensor, maxima: Tensor, block: int, out: Tensor | None = None,
+        room: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Decode: codes [N] and maxima [N/block] -> fp32 numbers [N].
+
+        They are written into `out`, if given; `room` [N] of int32 is memory to work in.
+        """
+        index = codes.int() if room is None else room.copy_(codes)
+        x = torch.index_select(self.values, 0, index, out=out)
         for rows, top in _blocks(block, x, maxima):
             rows.mul_(top[:, None])
         return x
@@ -128,20 +153,18 @@ def code_map(kind: str, signed: bool) -> CodeMap:
     return CodeMap(VALUES[kind](signed))
 
 
-def _blocks(block: int, x: Tensor, maxima: Tensor, *others: Tensor):
+def _blocks(block: int, x: Tensor, maxima: Tensor):
     """Give views of the whole blocks, [R, block], and of the shorter last one, each as a matrix."""
     whole = x.numel() // block
     if whole:
-        rows = [t[: whole * block].view(whole, block) for t in (x, *others)]
-        yield rows[0], maxima[:whole], *rows[1:]
+        yield x[: whole * block].view(whole, block), maxima[:whole]
     if x.numel() % block:
-        rows = [t[whole * block :].view(1, -1) for t in (x, *others)]
-        yield rows[0], maxima[whole:], *rows[1:]
+        yield x[whole * block :].view(1, -1), maxima[whole:]
 
 
-def _rising(bits: Tensor) -> Tensor:
-    """Return integers that rise with the fp32 numbers which have these bits."""
-    return (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+def _divisors(maxima: Tensor) -> Tensor:
+    """Return what the rows of blocks are divided by, [R, 1]; zeros must not become NaN."""
+    return maxima.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
 
 
 def _words(values: Tensor) -> Tensor:
@@ -154,9 +177,10 @@ def _words(values: Tensor) -> Tensor:
     below = middle.float()
     down = torch.nextafter(below, torch.full_like(below, -torch.inf))
     below = torch.where(below.double() > middle, down, below)  # the last that is not beyond
-    border = _rising(below.view(torch.int32)).long() + 1
-    upper = torch.arange(65536, device=values.device)
-    start = torch.where(upper < 32768, upper, upper - 65536) * 65536  # the numbers' lower ends
+    size = below.abs().view(torch.int32).long()
+    border = torch.where(below < 0, -size, size) + 1
+    key = 65536 * torch.arange(65536, device=values.device)
+    start = torch.where(key < 2**30, key, key - 2**31)  # the numbers' lower ends, rising with them
     first = torch.searchsorted(border, start, right=True)  # their codes
     last = torch.searchsorted(border, start + 65535, right=True)
     if int((last - first).max()) > 1:
@@ -164,4 +188,4 @@ def _words(values: Tensor) -> Tensor:
             "Three values of the map lie so close together that a step of 2^-7 crosses two borders."
         )
     carry = torch.where(last > first, 65536 - (border[first.clamp(max=254)] - start), 0)
-    return (first * 65536 + carry - start).to(torch.int32)
+    return (first * 65536 + carry - key).to(torch.int32)

@@ -126,7 +126,7 @@ def test_the_updates(notebook, text):
 
 
 def test_master_weights(notebook, text):
-    lines = shown(notebook, "lessons.compare").splitlines()[1:]
+    lines = shown(notebook, "lessons.compare(REGRESSION").splitlines()[1:]
     ratios = {line[:20].strip(): [float(n) for n in line[20:].split()] for line in lines}
     assert [min(ratios["fp16"]), max(ratios["fp16"])] == [1.14, 1.23]
     assert "14 to 23 % above" in text and min(ratios["bf16"]) > 1.9 and max(ratios["bf16"]) < 4
@@ -139,6 +139,11 @@ def test_the_sums(notebook, text):
     assert "It is 256." in answer
     assert NEAREST.round(torch.tensor([257.0])).item() == 256 and 256 + 2 == 258
     assert "nearly 2 % for 4,096 terms" in text
+    rows = {line[:17].strip(): [float(n) for n in line[17:].split()]
+            for line in answer.splitlines() if line.startswith("fp16")}  # fmt: skip
+    assert min(rows["fp16, sums fp16"]) > 50 and "so every sensor shows 2,048/4,096 = 0.5" in text
+    assert "fp16, sums fp16       0.500  0.500  0.500  0.500" in answer
+    assert max(rows["fp16, sums fp32"] + rows["fp16, blocks fp16"]) < 1.04
 
 
 def test_sums_over_ranks(notebook, text):

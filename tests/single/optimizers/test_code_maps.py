@@ -65,6 +65,32 @@ def test_nearest_of_numbers_of_all_sizes(kind, signed):
     assert torch.equal(one.nearest(x).long(), codes)
 
 
+@pytest.mark.parametrize("numel", [1, 7, 64, 100])  # by vectors of the processor, and one by one
+@pytest.mark.parametrize("kind", ["dynamic", "linear"])
+def test_zero_has_one_code_whatever_its_sign(kind, numel):
+    """The smallest negative numbers are beside it: the bits of -0 are those of no other integer."""
+    one = code_map(kind, True)
+    for zero in (0.0, -0.0, 1e-45, -1e-45):
+        assert (one.values[one.nearest(torch.full((numel,), zero)).int()] == 0).all()
+    x = torch.tensor([-0.0, 1.0, -1e-30, 1e30])
+    assert one.decode(*one.encode(x, 4), 4).tolist() == [0, 0, 0, pytest.approx(1e30)]
+
+
+def test_encoding_leaves_its_numbers_alone_and_in_place_it_writes_the_same():
+    x = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    before, one = x.clone(), code_map("dynamic", True)
+    codes, maxima = one.encode(x, 8)
+    one.nearest(x / 10)
+    assert torch.equal(x, before)
+    out = torch.zeros_like(codes), torch.zeros_like(maxima)
+    one.encode_in_place(x, 8, out, torch.empty(2, 100, dtype=torch.int32))
+    assert torch.equal(out[0], codes) and torch.equal(out[1], maxima)
+    assert not torch.equal(x, before)
+    room = torch.empty(100), torch.empty(100, dtype=torch.int32)
+    assert one.decode(codes, maxima, 8, *room) is room[0]
+    assert torch.equal(room[0], one.decode(codes, maxima, 8))
+
+
 @every_map
 def test_what_is_decoded_is_encoded_as_the_same_codes(kind, signed):
     one = code_map(kind, signed)
