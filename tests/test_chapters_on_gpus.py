@@ -41,6 +41,7 @@ OTHER = {
     ("08-mixture-of-experts", "wall0001"): CLOCK,
     ("09-recomputation", "wall0001"): CLOCK,
     ("10-mixed-precision", "wall0001"): CLOCK,
+    ("11-lean-optimizers", "wall0001"): CLOCK,
     ("12-sequence-parallel", "four0003"): "what attention keeps depends on the device",
 }
 

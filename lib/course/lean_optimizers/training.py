@@ -130,9 +130,9 @@ def rates_tried(
 
 def compared(runs: dict[str, dict[int, list[float]]]) -> str:
     """Write for each optimizer the bytes it keeps and its loss at the end: mean, least, most."""
-    lines = [f"{'':<12}{'bytes kept':>12}{'a weight':>10}{'loss':>7}  of the seeds"]
+    lines = [f"{'':<10}{'bytes kept':>11}{'a weight':>9}{'loss':>5}  of the seeds"]
     for name, seeds in runs.items():
         kept, ends = state_bytes(name, SHAPE), [final(losses) for losses in seeds.values()]
         span = f"{min(ends):.2f} to {max(ends):.2f}"
-        lines.append(f"{name:<12}{kept:>12,}{kept / SHAPE.numel:>10.2f}{mean(ends):>7.2f}  {span}")
+        lines.append(f"{name:<10}{kept:>11,}{kept / SHAPE.numel:>9.2f}{mean(ends):>5.2f}  {span}")
     return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""What chapter 11 runs and prints: what Adam keeps, PyTorch's optimizers, a forgotten line."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lib.course.lean_optimizers.training import MAKERS, RATES, SEEDS, final, trained
+from lib.predict.optimizers import state_bytes
+from lib.predict.shape import GPTShape
+from lib.predict.sharded.models import model as model_shape
+from lib.ranks.memory import Memory
+from lib.single import GPT, Batches, next_token_loss
+from lib.single.optimizers import Adafactor, AdamW, Muon, split_parameters
+
+RECORDED = GPTShape(sequence=64, width=128, heads=4, layers=4)
+LLAMA = "Llama 3 8B"
+
+
+# --- what Adam keeps
+
+
+def llama_gb(optimizer: str = "adamw", **options) -> float:
+    """Return the GB of an optimizer's fp32 states for Llama 3 8B; options as in `state_bytes`."""
+    return state_bytes(optimizer, model_shape(LLAMA), **options) / 1e9
+
+
+def with_memory() -> int:
+    """Run two steps of a GPT with AdamW on this rank under `Memory`; return the peak in bytes."""
+    model = GPT(RECORDED)
+    optimizer = AdamW(model.parameters())
+    batches = Batches(1, RECORDED.sequence)
+    with Memory(model, optimizer) as memory:
+        for step in range(2):
+            inputs, targets = batches[step]
+            model.zero_grad()
+            next_token_loss(model(inputs), targets).backward()
+            optimizer.step()
+    return memory.peak
+
+
+# --- PyTorch's own
+
+
+def pytorchs_table(steps: int = 5) -> str:
+    """Write how far our optimizers are from PyTorch's after steps of the small GPT."""
+    pairs = {
+        "AdamW": (AdamW, torch.optim.AdamW, {"foreach": True}),
+        "AdamW, fused": (AdamW, torch.optim.AdamW, {"fused": True}),
+        "Adafactor": (Adafactor, torch.optim.Adafactor, {}),
+        "Muon": (Muon, torch.optim.Muon, {}),
+    }
+    lines = [f"{'':<16}{'largest difference':>20}"]
+    for name, (ours, theirs, options) in pairs.items():
+        far = _apart(_stepped(ours, {}, steps), _stepped(theirs, options, steps))
+        lines.append(f"{name:<16}{difference(far):>20}")
+    return "\n".join(lines)
+
+
+def difference(far: float) -> str:
+    """Write a relative difference; one that rounding explains is called so."""
+    return "none" if far == 0 else "rounding" if far < 1e-5 else f"{far:.0e}"
+
+
+def _stepped(make, options: dict, steps: int) -> list[Tensor]:
+    """Return the weights that an optimizer has trained for a few steps."""
+    found = []
+
+    def maker(model, rate):
+        names = {name for name, _ in model.named_parameters() if not name.endswith("qkv.bias")}
+        trained_ones = [p for name, p in model.named_parameters() if name in names]
+        if make in (Muon, torch.optim.Muon):
+            trained_ones, _ = split_parameters(model)
+        found.extend(trained_ones)
+        return [make(trained_ones, lr=rate, **options)]
+
+    trained(maker, 0, 1e-2, steps)
+    return [weight.detach() for weight in found]
+
+
+def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Return the largest distance of two weights, each divided by the root of its mean square."""
+    return max(
+        ((a - b).abs().max() / b.square().mean().sqrt().clamp(min=1e-8)).item()
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def kept(name: str) -> int:
+    """Return the bytes of all that an optimizer of `MAKERS` keeps after a step of the small GPT."""
+    made = []
+
+    def make(model, rate):
+        made.extend(MAKERS[name](model, rate))
+        return made
+
+    trained(make, 0, RATES[name], 1)
+    states = [state for one in made for state in one.state.values()]
+    return sum(value.nbytes for state in states for value in state.values())
+
+
+# --- break it
+
+
+def uncorrected(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Return an AdamW that corrects no bias: its counters begin where 1 − βᵗ is 1."""
+    optimizer = AdamW(model.parameters(), lr=rate)
+    for parameter in model.parameters():
+        zeros = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        optimizer.state[parameter] = {"step": torch.tensor(1e6), **zeros}
+    return [optimizer]
+
+
+def without_correction(steps: int = 30) -> str:
+    """Write losses with and without the correction of bias at two rates, means of three seeds."""
+    places = [place for place in (2, 5, 10, 20, 30) if place <= steps]
+    lines = ["rate   loss of step" + "".join(f"{place:>6}" for place in places)]
+    for rate in (RATES["adamw"], 10 * RATES["adamw"]):
+        for name, optimizer in (("corrected", "adamw"), ("forgotten", uncorrected)):
+            losses = [trained(optimizer, seed, rate, steps) for seed in SEEDS]
+            means = [sum(own[place - 1] for own in losses) / len(losses) for place in places]
+            cells = "".join(f"{mean:>6.2f}" for mean in means)
+            lines.append(f"{rate:<7}{name:<12}{cells}")
+    return "\n".join(lines)
+
+
+def longer_without_correction(t: int, beta1: float = 0.9, beta2: float = 0.999) -> float:
+    """Return how many times as long step t is without the correction, for equal gradients."""
+    return (1 - beta1**t) / math.sqrt(1 - beta2**t)
+
+
+def ends(runs: dict[int, list[float]]) -> str:
+    """Write the loss at the end of each seed's training."""
+    return ", ".join(f"seed {seed}: {final(losses):.2f}" for seed, losses in runs.items())

@@ -1,0 +1,188 @@
+"""Chapter 11's lessons: each table says what its tensors, its formula or its ranks say."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from lib.course.lean_optimizers import (
+    cover,
+    lessons,
+    published,
+    represented,
+    sharded,
+    training,
+    wall_clock,
+)
+from lib.predict.optimizers import state_bytes
+from tests.every import every
+
+
+def numbers(line: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\d+\.?\d*", line.replace(",", ""))]
+
+
+def rank_one(v):
+    return v.mean(1)[:, None] * v.mean(0) / v.mean()
+
+
+# --- what Adam keeps
+
+
+def test_llama_needs_64_gb_of_states():
+    assert lessons.llama_gb() == pytest.approx(8 * 8.030261248, abs=1e-5)
+    inner = 8_030_261_248 - 2 * 525_336_576
+    assert lessons.llama_gb("muon") == pytest.approx((4 * inner + 16 * 525_336_576) / 1e9, abs=2e-3)
+    assert lessons.llama_gb("sm3", momentum=False) < 0.013
+
+
+def test_the_recorded_states_are_those_of_the_formula(worlds):
+    run = worlds(1).record(lessons.with_memory)
+    rows = run.where(lane="memory", op="optimizer")
+    kept = max(row.bytes for row in rows)
+    counters = 4 * len(lessons.RECORDED.parameters)  # in the host's memory on a GPU
+    assert 0 <= state_bytes("adamw", lessons.RECORDED) - kept <= counters
+    assert run.results[0] > 4 * lessons.RECORDED.nbytes()
+
+
+@pytest.mark.parametrize("name", training.LEAN)
+def test_what_is_kept_is_what_is_predicted(name):
+    assert lessons.kept(name) == state_bytes(name, training.SHAPE)
+
+
+# --- factors, covers, blocks
+
+
+def test_moments_and_gradients_are_real():
+    assert {name: tuple(v.shape) for name, (_, v) in represented.moments().items()} == {
+        "tokens": (256, 64), "qkv": (192, 64), "up": (256, 64), "down": (64, 256),
+    }  # fmt: skip
+    assert every(bool((v >= 0).all()) and bool(m.any()) for m, v in represented.moments().values())
+    first, *others = represented.gradients()
+    assert len(others) == 19 and not any(torch.equal(first, other) for other in others)
+
+
+def test_factors_are_exact_for_rank_one_alone():
+    for line in represented.factor_table(lambda v: v.clone()).splitlines()[1:]:
+        assert numbers(line)[-3:] == [1, 1, 1]
+    by_name = {line.split()[0]: numbers(line)[-5:]
+               for line in represented.factor_table(rank_one).splitlines()[1:]}  # fmt: skip
+    assert by_name["up"][:2] == [16_384, 320]
+    low, middle, high = by_name["up"][2:]
+    assert 0.6 < low < 0.9 and 0.9 < middle < 1.1 < high < 1.5
+    assert by_name["tokens"][2] < low and by_name["tokens"][4] > high
+
+
+def test_percentiles_by_hand():
+    assert represented.percentiles(torch.arange(101.0)) == [5, 50, 95]
+
+
+def test_bounds_are_above_the_sums_and_those_of_sm3_ii_are_nearer():
+    for line in represented.bounds_table().splitlines()[1:]:
+        step, *ratios = numbers(line)
+        first, second = ratios[:3], ratios[3:]
+        assert min(first) >= 1 and every(b <= a for a, b in zip(first, second, strict=True))
+        assert step != 1 or second == [1, 1, 1]
+
+
+def test_the_linear_map_loses_what_the_dynamic_one_keeps():
+    rows = [numbers(line)[-2:] for line in represented.code_table().splitlines()[1:]]
+    lost, off = zip(*rows)
+    assert lost[0] > 30 > 10 > lost[1] > 1 > lost[2] >= lost[3] == 0
+    assert off[3] < off[2] < off[0] and off[1] < off[0]
+
+
+# --- PyTorch's own, and what breaks
+
+
+def test_adam_and_muon_have_pytorchs_bits():
+    rows = dict(line.rsplit(None, 1) for line in lessons.pytorchs_table(2).splitlines()[1:])
+    assert rows == {"AdamW": "none", "AdamW, fused": "rounding", "Adafactor": "rounding",
+                    "Muon": "none"}  # fmt: skip
+    assert [lessons.difference(far) for far in (0.0, 1e-6, 0.03)] == ["none", "rounding", "3e-02"]
+
+
+def test_without_the_correction_the_first_step_is_three_times_as_long():
+    assert lessons.longer_without_correction(1) == pytest.approx(0.1 / math.sqrt(0.001))
+    first = {}
+    for name, optimizer in (("corrected", "adamw"), ("forgotten", lessons.uncorrected)):
+        kept = []
+
+        def make(model, rate, optimizer=optimizer, kept=kept):
+            kept.append((model, [p.detach().clone() for p in model.parameters()]))
+            maker = training.MAKERS["adamw"] if optimizer == "adamw" else optimizer
+            return maker(model, rate)
+
+        training.trained(make, 0, 1e-3, 1)
+        ((model, before),) = kept
+        moved = [(p - b).abs().max().item() for p, b in zip(model.parameters(), before)]
+        first[name] = max(moved)
+    assert first["forgotten"] / first["corrected"] == pytest.approx(3.162, rel=0.02)
+
+
+def test_a_missing_correction_hurts_at_a_high_rate():
+    rows = [numbers(line) for line in lessons.without_correction(10).splitlines()[1:]]
+    assert [row[0] for row in rows] == [0.002, 0.002, 0.02, 0.02]
+    assert rows[1][-1] < rows[0][-1] and rows[3][-1] > rows[2][-1] + 1
+
+
+def test_the_ends_of_trainings():
+    runs = {0: [5.0] * 20 + [1.0] * 20, 1: [3.0] * 20}
+    assert lessons.ends(runs) == "seed 0: 1.00, seed 1: 3.00"
+
+
+# --- on ranks
+
+
+@pytest.mark.parametrize("method", sharded.METHODS)
+def test_sharded_optimizers_are_those_of_one_device(worlds, method):
+    names = ("adafactor", "sm3", "muon, owners")
+    rows = sharded.table(worlds(2), method, names).splitlines()[1:]
+    assert [row[:13].strip() for row in rows] == list(names)
+    for row in rows:
+        alone, together, buffers, right = row[13:].split()
+        assert together == "equal" and right == "True" and int(buffers.replace(",", "")) > 0
+        refused = method == "FSDP" and row.startswith("muon")
+        assert alone == "refused" if refused else float(alone) > 1e-3
+
+
+def test_a_flat_piece_alone_is_a_vector_for_adafactor(worlds):
+    alone, together = sharded.kept_alone(worlds(2))
+    assert alone > 20 * together > 0
+
+
+# --- published
+
+
+def test_the_shapes_of_t5_3b_add_up_to_the_published_number():
+    assert sum(math.prod(shape) for shape in published.t5_3b()) == published.T5_3B_NUMEL
+
+
+def test_published_and_predicted_stand_side_by_side():
+    rows = {line[:20].strip(): numbers(line[20:]) for line in published.table().splitlines()[1:]}
+    assert rows["T5-3B, AdamW"] == [24, 22.81] and rows["T5-3B, 8-bit Adam"] == [6, 5.79]
+    assert rows["T5-3B, Adafactor"] == [12, 0.01] and rows["with momentum"] == [11.42]
+    assert rows["GPT-2, AdamW, all"] == [24, 24.92]
+
+
+# --- by the clock, and the cover
+
+
+def test_the_clock_has_a_row_for_each_optimizer(worlds):
+    fastest = worlds(1).run(wall_clock.steps, 1)[0]
+    assert list(fastest) == list(wall_clock.OPTIMIZERS) and min(fastest.values()) > 0
+
+
+def test_the_prediction_is_the_time_to_move_the_bytes():
+    class Machine:
+        def compute(self, flop, nbytes):
+            return nbytes / 1e9
+
+    ms = wall_clock.predicted("AdamW", Machine())
+    assert ms == pytest.approx(28 * wall_clock.SHAPE.numel / 1e9)
+
+
+def test_the_cover_is_written(tmp_path):
+    cover.write(tmp_path / "cover.png")
+    assert (tmp_path / "cover.png").stat().st_size > 5000
