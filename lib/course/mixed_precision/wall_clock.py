@@ -61,18 +61,17 @@ def disturbed(rows: dict[str, float], measured: dict[str, float]) -> bool:
 def step_on(world) -> str:
     """Calibrate this machine, and write predicted and measured times of both steps.
 
-    Where they differ more than threefold the machine is calibrated anew; if they still do, the text
-    says so in place of times.
+    Where they differ more than threefold the text says so in place of times.
     """
     by_rank = world.run(steps)
     measured = {name: max(rank[name] for rank in by_rank) for name in DTYPES}
     rows = predicted(calibrate(world, quiet=True))
-    if disturbed(rows, measured):  # the calibration may have been kept from a busy machine
-        rows = predicted(calibrate(world, again=True, quiet=True))
     if disturbed(rows, measured):
         return (
-            "Prediction and measurement differ more than\nthreefold, so other programs keep this\n"
-            "machine busy. Run the cell again later."
+            "Prediction and measurement differ more than\n"
+            "threefold, so this machine is busy, or it was\n"
+            "when it was calibrated. Later call\n"
+            "calibrate(one, again=True), and try again."
         )
     lines = [f"{'ms of a step':<14}{'predicted':>10}{'measured':>10}{'error':>7}"]
     for name in DTYPES:
