@@ -1,12 +1,11 @@
-"""The cover of chapter 11: what a device keeps of Llama 3 8B with each optimizer."""
+"""The cover of chapter 11: what is kept of Llama 3 70B with each optimizer."""
 
-from lib.course.lean_optimizers.lessons import LLAMA
 from lib.course.narrow import narrow, save
 from lib.draw import optimizers
 
-IMAGE = "lean-optimizers.png"
+IMAGE, MODEL = "lean-optimizers.png", "Llama 3 70B"
 
 
 def write(path) -> None:
     """Write the picture."""
-    save(narrow(optimizers(LLAMA)), path)
+    save(narrow(optimizers(MODEL)), path)

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lib.course.lean_optimizers.training import MAKERS, RATES, SEEDS, final, trained
+from lib.course.lean_optimizers.training import MAKERS, RATES, final, trained
 from lib.predict.optimizers import state_bytes
 from lib.predict.shape import GPTShape
 from lib.predict.sharded.models import model as model_shape
@@ -99,29 +99,7 @@ def kept(name: str) -> int:
     return sum(value.nbytes for state in states for value in state.values())
 
 
-# --- break it
-
-
-def uncorrected(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Return an AdamW that corrects no bias: its counters begin where 1 − βᵗ is 1."""
-    optimizer = AdamW(model.parameters(), lr=rate)
-    for parameter in model.parameters():
-        zeros = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-        optimizer.state[parameter] = {"step": torch.tensor(1e6), **zeros}
-    return [optimizer]
-
-
-def without_correction(steps: int = 30) -> str:
-    """Write losses with and without the correction of bias at two rates, means of three seeds."""
-    places = [place for place in (2, 5, 10, 20, 30) if place <= steps]
-    lines = ["rate   loss of step" + "".join(f"{place:>6}" for place in places)]
-    for rate in (RATES["adamw"], 10 * RATES["adamw"]):
-        for name, optimizer in (("corrected", "adamw"), ("forgotten", uncorrected)):
-            losses = [trained(optimizer, seed, rate, steps) for seed in SEEDS]
-            means = [sum(own[place - 1] for own in losses) / len(losses) for place in places]
-            cells = "".join(f"{mean:>6.2f}" for mean in means)
-            lines.append(f"{rate:<7}{name:<12}{cells}")
-    return "\n".join(lines)
+# --- break it, and ends of trainings
 
 
 def longer_without_correction(t: int, beta1: float = 0.9, beta2: float = 0.999) -> float:

@@ -34,5 +34,5 @@ def table() -> str:
         ("GPT-2, AdamW, all", "over 24", 8 * gpt_2.numel + state_bytes("adamw", gpt_2)),
     ]
     lines = [f"{'GB':<20}{'published':>10}{'predicted':>11}"]
-    lines += [f"{name:<20}{said:>10}{kept / 1e9:>11.2f}" for name, said, kept in rows]
+    lines += [f"{name:<20}{said:>10}{kept / 1e9:>11.3f}" for name, said, kept in rows]
     return "\n".join(lines)

@@ -183,7 +183,7 @@ def apart(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 def table(world, method: str, names: Sequence[str] = tuple(TOGETHER)) -> str:
     """Write for each optimizer how far shards alone and together are from one device, and bytes."""
-    lines = [f"{method:<13}{'alone':>7}{'together':>10}{'buffers':>11}   right"]
+    lines = [f"{method:<13}{'alone':>7}{'together':>10}{'buffers':>9}{'predicted':>10}"]
     for name in names:
         expected = on_one_device(name)
         alone = "refused"
@@ -194,8 +194,8 @@ def table(world, method: str, names: Sequence[str] = tuple(TOGETHER)) -> str:
         equal = _in_words(apart(run.results[0].weights, expected))
         calls = sent(run)
         total = sum(nbytes for _, nbytes in calls)
-        right = calls == run.results[0].predicted
-        lines.append(f"{name:<13}{alone:>7}{equal:>10}{total:>11,}{right!s:>8}")
+        right = "equal" if calls == run.results[0].predicted else "other"
+        lines.append(f"{name:<13}{alone:>7}{equal:>10}{total:>9,}{right:>10}")
     return "\n".join(lines)
 
 
