@@ -8,4 +8,4 @@ losses = {
     "adam8bit": [2.561, 2.570, 2.566],
     "muon": [2.452, 2.441, float("nan")],
 }
-optimizers("Llama 3 8B", losses)
+optimizers("Llama 3 8B", losses, names=list(losses))
