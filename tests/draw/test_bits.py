@@ -314,3 +314,12 @@ def test_a_picture_with_counts_is_small():
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         call()
+
+
+@pytest.mark.parametrize("width", [1, 40, 62, 70, 120])
+def test_a_page_that_is_too_narrow_for_a_moment_is_laid_out_all_the_same(width):
+    """JupyterLab lays a page out anew when its theme changes; the axis must end there too."""
+    for drawn in (bits(0.3, "e4m3", "e5m2"), bits(0.1, "fp16", None, exponents=COUNTS)):
+        kind, data = drawn.live
+        laid = layout.still(kind, {"summary": ""} | data, width, words=False)
+        assert laid.height > 0 and laid.marks

@@ -27,7 +27,9 @@ export function rangeOfPowers({ counts, most }, formats) {
 // where the numbers of the formats lie, and which power of two lies at a pixel.
 export function layRange(data, { formats, number, scale }, left, y, right) {
   const [low, high] = rangeOfPowers(data, formats), start = left + RANGE.margin;
-  const wide = (right - start) / (high - low), top = y + RANGE.top, base = top + RANGE.tall;
+  // A page that is being laid out anew can be narrower than the margin for a moment.
+  const wide = Math.max(1, right - start) / (high - low);
+  const top = y + RANGE.top, base = top + RANGE.tall;
   const x = (power) => start + (Math.min(high, Math.max(low, power)) - low) * wide;
   const place = { x, low, high, wide, start, right }, most = Math.max(...formats.map(precision));
   const height = (bits) => base - (bits / most) * RANGE.tall;
