@@ -33,6 +33,34 @@ def chapter_fixtures(name: str):
     return notebook, text
 
 
+def limit_tests(printed: int = 12):
+    """Give the tests of a chapter's limits: its main path, its minutes, and what it prints.
+
+    At least so many outputs must be `printed`, so that the last one looks at something.
+    """
+
+    def the_main_path_is_short(notebook):
+        cells, words = main_path(notebook)
+        assert 0 < cells <= 45 and 0 < words <= 3000, f"{cells} cells, {words} words"
+
+    def the_minutes_are_those_of_the_headings(text):
+        main, later = minutes_of(text)
+        told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
+        assert later == int(told[2]), later
+        assert 0 <= int(told[1]) - main < 5 and main <= 50, main  # rounded up to five
+
+    def what_it_prints_fits_a_phone(notebook):
+        """49 characters stand beside one another on 360 px."""
+        texts = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
+        assert len(texts) > printed
+        wide = [line for text in texts for line in text.splitlines() if len(line) > 49]
+        assert not wide, wide
+
+    return (
+        the_main_path_is_short, the_minutes_are_those_of_the_headings, what_it_prints_fits_a_phone,
+    )  # fmt: skip
+
+
 def minutes_of(text: str) -> tuple[int, int]:
     """Give the minutes of all headings but those of exercises 2 and 3, and theirs."""
     found = re.findall(r"^## (.*) \((\d+) min\)$", text, re.M)

@@ -22,8 +22,7 @@ from lib.predict.optimizers.muon import sent_numbers
 from lib.predict.optimizers.traffic import of_adafactor
 from lib.predict.sharded.models import model
 from lib.single.optimizers.muon import COEFFICIENTS
-from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
-from tests.every import every
+from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
 
 notebook, text = chapter_fixtures("11-lean-optimizers")
 
@@ -40,23 +39,7 @@ def rows_of(notebook, words: str, names) -> dict[str, list[float]]:
     return found
 
 
-def test_the_main_path_is_short(notebook):
-    cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 3000
-
-
-def test_the_minutes_are_those_of_the_headings(text):
-    main, later = minutes_of(text)
-    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
-    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
-    assert main <= 50
-
-
-def test_what_the_chapter_prints_fits_a_phone(notebook):
-    """49 characters stand beside one another on 360 px."""
-    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
-    assert len(printed) > 8
-    assert every(len(line) <= 49 for words in printed for line in words.splitlines())
+test_the_main_path, test_the_minutes, test_what_it_prints = limit_tests(8)
 
 
 def test_what_adam_keeps(notebook, text):
@@ -278,7 +261,7 @@ def test_a_missing_correction(text):
 
 def test_published_figures(text):
     adafactor = state_bytes("adafactor", published.t5_3b())
-    assert f"Without it Adafactor keeps {adafactor / 1e6:.0f} MB" in text
+    assert f"without it Adafactor keeps {adafactor / 1e6:.0f} MB" in text
     saved = 6.738e9 * (4 - 2 * (1 + 4 / 256))  # Llama 2 7B, moments in bf16
     assert f"{saved / 1e9:.1f} · 10⁹ bytes, or {saved / 2**30:.1f} GiB" in text
     assert f"{51.6 - 39.3:.1f} GB" == "12.3 GB" and "The difference is 12.3 GB" in text

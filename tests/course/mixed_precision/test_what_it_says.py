@@ -19,29 +19,13 @@ from lib.single import GPT
 from lib.single.formats import BF16 as NEAREST
 from lib.single.formats import FP16 as HALF
 from lib.single.precision import RoundedWeights, softmax_in
-from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
+from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
 from tests.every import every
 
 notebook, text = chapter_fixtures("10-mixed-precision")
 
 
-def test_the_main_path_is_short(notebook):
-    cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 3000
-
-
-def test_the_minutes_are_those_of_the_headings(text):
-    main, later = minutes_of(text)
-    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
-    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
-    assert main <= 50
-
-
-def test_what_the_chapter_prints_fits_a_phone(notebook):
-    """49 characters stand beside one another on 360 px."""
-    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
-    assert len(printed) > 12
-    assert every(len(line) <= 49 for words in printed for line in words.splitlines())
+test_the_main_path, test_the_minutes, test_what_it_prints = limit_tests()
 
 
 def test_the_peaks_of_the_opening(text):

@@ -13,29 +13,12 @@ from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.sharded.offload import host_speeds
 from lib.single.recompute import kept_bytes, recompute
-from tests.course.stored_chapter import chapter_fixtures, main_path, minutes_of, shown
-from tests.every import every as every_one
+from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
 
 notebook, text = chapter_fixtures("09-recomputation")
 
 
-def test_the_main_path_is_short(notebook):
-    cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 3000
-
-
-def test_the_minutes_are_those_of_the_headings(text):
-    main, later = minutes_of(text)
-    told = re.search(r"main path takes (\d+) minutes .* exercises 2 and 3 take (\d+)", text)
-    assert later == int(told[2]) and 0 <= int(told[1]) - main < 5  # rounded up to five
-    assert main <= 50
-
-
-def test_what_the_chapter_prints_fits_a_phone(notebook):
-    """49 characters stand beside one another on 360 px."""
-    printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
-    assert len(printed) > 12
-    assert every_one(len(line) <= 49 for words in printed for line in words.splitlines())
+test_the_main_path, test_the_minutes, test_what_it_prints = limit_tests()
 
 
 def test_the_memory_of_the_recorded_steps(notebook, text):
