@@ -1,6 +1,7 @@
 """A stopwatch for the experiments by the wall clock: a step's seconds, also beside a prediction."""
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import torch.distributed as dist
@@ -26,6 +27,19 @@ def seconds_of(step, repeats: int, *, uncounted: int = 1, group=None) -> list[fl
         finish_work()
         times.append(time.perf_counter() - began)
     return times[uncounted:]
+
+
+def fastest_in_turns(steps: dict[str, Callable], repeats: int = 20) -> dict[str, float]:
+    """Return the seconds of the fastest call of each step on this rank; the steps take turns.
+
+    Other work on the machine can only lengthen a step, so the fastest of many was disturbed least.
+    """
+    fastest: dict[str, float] = {}
+    for turn in range(repeats):
+        for name, step in steps.items():
+            (taken,) = seconds_of(step, 1, uncounted=2 if turn == 0 else 0)
+            fastest[name] = min(taken, fastest.get(name, taken))
+    return fastest
 
 
 def beside_prediction(step: Ledger, machine, by_rank: list, moving: str) -> list[tuple]:

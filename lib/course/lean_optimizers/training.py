@@ -6,7 +6,6 @@ numbers on the CPU with one thread. Each optimizer has the rate that was best fo
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from functools import partial
 from statistics import mean
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from lib.course.one_thread import on_one_thread
 from lib.predict.optimizers import state_bytes
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
@@ -68,7 +68,7 @@ def trained(
     if rate is None and not isinstance(optimizer, str):
         raise ValueError("An optimizer of your own needs a rate, for example rate=1e-3.")
     make = MAKERS[optimizer] if isinstance(optimizer, str) else optimizer
-    with _small():
+    with on_one_thread():
         torch.manual_seed(seed)
         model, batches = GPT(SHAPE, seed=seed), Batches(SAMPLES, SHAPE.sequence, seed=seed)
         optimizers = make(model, RATES[optimizer] if rate is None else rate)
@@ -82,18 +82,6 @@ def trained(
                 one.step()
             losses.append(loss.item())
     return losses
-
-
-@contextmanager
-def _small():
-    """Compute on the CPU with one thread: for matrices this small, more are far slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def final(losses: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 import torch
 
-from lib.course.stopwatch import seconds_of
+from lib.course.stopwatch import fastest_in_turns
 from lib.predict.operations import Operation
 from lib.predict.shape import GPTShape
 from lib.predict.step import seconds
@@ -29,17 +29,8 @@ def stepper(name: str):
 
 
 def steps(repeats: int = 20) -> dict[str, float]:
-    """Return the seconds of the fastest step of each optimizer on this rank; they take turns.
-
-    Other work on the machine can only lengthen a step, so the fastest of many was disturbed least.
-    """
-    steppers = {name: stepper(name) for name in OPTIMIZERS}
-    fastest = {}
-    for turn in range(repeats):
-        for name, step in steppers.items():
-            (taken,) = seconds_of(step, 1, uncounted=2 if turn == 0 else 0)
-            fastest[name] = min(taken, fastest.get(name, taken))
-    return fastest
+    """Return the seconds of the fastest step of each optimizer on this rank, in turns."""
+    return fastest_in_turns({name: stepper(name) for name in OPTIMIZERS}, repeats)
 
 
 def predicted(name: str, machine) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from lib.course.stopwatch import seconds_of
+from lib.course.stopwatch import fastest_in_turns
 from lib.predict.shape import GPTShape
 from lib.predict.step import backward, forward, update
 from lib.ranks.calibrate import calibrate
@@ -30,17 +30,8 @@ def trainer(name: str) -> Callable[[], None]:
 
 
 def steps(repeats: int = 20) -> dict[str, float]:
-    """Return the seconds of the fastest step in each format on this rank; the formats take turns.
-
-    Other work on the machine can only lengthen a step, so the fastest of many was disturbed least.
-    """
-    trainers = {name: trainer(name) for name in DTYPES}
-    fastest: dict[str, float] = {}
-    for turn in range(repeats):
-        for name, step in trainers.items():
-            (taken,) = seconds_of(step, 1, uncounted=2 if turn == 0 else 0)
-            fastest[name] = min(taken, fastest.get(name, taken))
-    return fastest
+    """Return the seconds of the fastest step in each format on this rank, in turns."""
+    return fastest_in_turns({name: trainer(name) for name in DTYPES}, repeats)
 
 
 def predicted(machine) -> dict[str, float]:

@@ -5,7 +5,6 @@ on the CPU with one thread, so that a choice between two experts does not depend
 """
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from math import ceil
 from statistics import mean
@@ -13,6 +12,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
+from lib.course.one_thread import on_one_thread
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
 from lib.single.experts import MoE, auxiliary_loss, with_experts
@@ -82,7 +82,7 @@ def trained(
     `rate` is the rate of the bias without a loss; `rule` replaces it. `optimizer` makes one from
     parameters, by default plain SGD.
     """
-    with _small():
+    with on_one_thread():
         torch.manual_seed(seed)
         options = {"k": 1, **options}
         model = with_experts(GPT(SHAPE, seed=seed), EXPERTS, seed=seed, **options).double()
@@ -104,18 +104,6 @@ def trained(
             elif rate:
                 nudge(layer.gate, layer.kept, rate)
     return Run(tables, losses)
-
-
-@contextmanager
-def _small():
-    """Compute on the CPU with one thread: for matrices this small, more are far slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _on_this_rank(jobs: list[tuple]) -> list[tuple]:

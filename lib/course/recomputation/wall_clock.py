@@ -2,7 +2,7 @@
 
 import torch
 
-from lib.course.stopwatch import seconds_of
+from lib.course.stopwatch import fastest_in_turns
 from lib.predict.shape import GPTShape
 from lib.predict.step import backward, forward, seconds, update
 from lib.ranks.calibrate import calibrate
@@ -31,17 +31,8 @@ def trainer(policy: str):
 
 
 def steps(repeats: int = 20) -> dict[str, float]:
-    """Return the seconds of the fastest step by each policy on this rank; the policies take turns.
-
-    Other work on the machine can only lengthen a step, so the fastest of many was disturbed least.
-    """
-    trainers = {policy: trainer(policy) for policy in POLICIES}
-    fastest = {}
-    for turn in range(repeats):
-        for policy, step in trainers.items():
-            (taken,) = seconds_of(step, 1, uncounted=2 if turn == 0 else 0)
-            fastest[policy] = min(taken, fastest.get(policy, taken))
-    return fastest
+    """Return the seconds of the fastest step by each policy on this rank, in turns."""
+    return fastest_in_turns({name: trainer(name) for name in POLICIES}, repeats)
 
 
 def compared(world, machine, repeats: int = 20) -> dict[str, tuple[float, float]]:

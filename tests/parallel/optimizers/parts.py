@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 from lib.parallel.optimizers.places import Cut, Flat, Whole
 from lib.parallel.sharded.layout import Layout
+from lib.predict.optimizers.muon import equal_sizes
 
 # whole shape -> how it is cut: a dim, "flat", or None
 SETS = {
@@ -85,3 +86,17 @@ def expected_parts(make, name, options, ranks):
     """Return the parts of the whole weights, of each rank."""
     values = plain(make, SETS[name], options)
     return [cut_all(values, SETS[name], rank, ranks) for rank in range(ranks)]
+
+
+def predicted_parts(parts, ranks):
+    """The (shape, cut) of parts as the formulas take them: shapes, and the numbers of each rank."""
+    flats = [n for n, (_, cut) in enumerate(parts) if cut == "flat"]
+    layout = Layout([parts[n][0] for n in flats], ranks)
+    found = []
+    for n, (shape, cut) in enumerate(parts):
+        if cut == "flat":
+            ends = [layout.piece(flats.index(n), rank) for rank in range(ranks)]
+            found.append((shape, [last - first for first, last in ends]))
+        else:
+            found.append((shape, None if cut is None else equal_sizes(shape, ranks, cut)))
+    return found

@@ -7,14 +7,12 @@ import torch.distributed as dist
 from lib.parallel.optimizers import ShardedAdam8bit
 from lib.parallel.optimizers.places import Cut, places_of_fsdp
 from lib.parallel.sharded import FSDP
-from lib.parallel.sharded.layout import Layout
 from lib.predict.optimizers.adam_8bit import cut_blocks, kept_bytes, of_adam_8bit
-from lib.predict.optimizers.muon import equal_sizes
 from lib.predict.shape import GPTShape
 from lib.single import GPT, next_token_loss, share
 from lib.single.optimizers import Adam8bit
 from tests.every import every
-from tests.parallel.optimizers.parts import cut_all, places_of, whole
+from tests.parallel.optimizers.parts import cut_all, places_of, predicted_parts, whole
 
 SETS = {
     "whole blocks": [((16, 8), 0), ((64,), 0), ((3, 64), 1), ((5, 7), None)],
@@ -93,27 +91,12 @@ def test_parts_that_cut_blocks_have_other_maxima(worlds, name, ranks):
     assert False in equal(found, name, OPTIONS)
 
 
-def predicted_parts(name, ranks):
-    """Shapes, and the numbers of each rank."""
-    parts = SETS[name]
-    flats = [n for n, (_, cut) in enumerate(parts) if cut == "flat"]
-    layout = Layout([parts[n][0] for n in flats], ranks)
-    found = []
-    for n, (shape, cut) in enumerate(parts):
-        if cut == "flat":
-            ends = [layout.piece(flats.index(n), rank) for rank in range(ranks)]
-            found.append((shape, [last - first for first, last in ends]))
-        else:
-            found.append((shape, None if cut is None else equal_sizes(shape, ranks, cut)))
-    return found
-
-
 @pytest.mark.parametrize("smallest", [0, 24])
 @pytest.mark.parametrize("name", SETS)
 def test_bytes_kept_and_sent_are_as_predicted(world, name, smallest):
     options = {"block": 16, "smallest": smallest}
     ledger = world.record(on_parts, name, OPTIONS | options)
-    parts = predicted_parts(name, world.size)
+    parts = predicted_parts(SETS[name], world.size)
     flat = sum(cut == "flat" for _, cut in SETS[name])
     spans = [("all_gather", 16 * flat * world.size)] if flat else []  # when it is made
     calls = [(call.op, call.bytes) for call in of_adam_8bit(parts, world.size, **options)]

@@ -14,16 +14,15 @@ from lib.parallel.optimizers.places import (
     places_of_tensor_parallel,
 )
 from lib.parallel.sharded import FSDP
-from lib.parallel.sharded.layout import Layout
 from lib.parallel.tensor import tensor_parallel, to_plain, vocab_parallel_cross_entropy
 from lib.parallel.tensor.transform import placements
-from lib.predict.optimizers.muon import equal_sizes, flop_by_rank, of_muon, sent_numbers
+from lib.predict.optimizers.muon import flop_by_rank, of_muon, sent_numbers
 from lib.predict.shape import GPTShape
 from lib.single import GPT, next_token_loss, share
 from lib.single.optimizers import AdamW, Muon, split_parameters
 from lib.single.optimizers.muon import hidden_matrices, newton_schulz
 from tests.every import every
-from tests.parallel.optimizers.parts import cut_all, places_of, plain, whole
+from tests.parallel.optimizers.parts import cut_all, places_of, plain, predicted_parts, whole
 
 SETS = {
     "rows": [((8, 6), 0), ((4, 12), 0), ((12, 4), 0), ((5, 7), None)],
@@ -110,27 +109,12 @@ def test_shards_alone_make_singular_values_too_large(worlds):
 # What is sent, and who computes.
 
 
-def predicted_parts(name, ranks):
-    """The parts as the formulas take them: shapes, and numbers of each rank."""
-    parts = SETS[name]
-    flats = [n for n, (_, cut) in enumerate(parts) if cut == "flat"]
-    layout = Layout([parts[n][0] for n in flats], ranks)
-    found = []
-    for n, (shape, cut) in enumerate(parts):
-        if cut == "flat":
-            ends = [layout.piece(flats.index(n), rank) for rank in range(ranks)]
-            found.append((shape, [last - first for first, last in ends]))
-        else:
-            found.append((shape, None if cut is None else equal_sizes(shape, ranks, cut)))
-    return found
-
-
 @pytest.mark.parametrize("ns_dtype", [None, torch.bfloat16], ids=["8 bytes", "2 bytes"])
 @every_way
 @every_set
 def test_a_step_sends_what_is_predicted(world, name, way, ns_dtype):
     ledger = world.record(on_parts, ShardedMuon, name, WAYS[way] | {"ns_dtype": ns_dtype})
-    parts, size = predicted_parts(name, world.size), 2 if ns_dtype else 8
+    parts, size = predicted_parts(SETS[name], world.size), 2 if ns_dtype else 8
     flat = sum(cut == "flat" for _, cut in SETS[name])
     spans = [("all_gather", 16 * flat * world.size)] if flat else []  # when it is made
     for rank in range(world.size):
@@ -149,7 +133,7 @@ def counted(name, options):
 @every_way
 @every_set
 def test_each_rank_computes_what_is_predicted(world, name, way):
-    flop = flop_by_rank(predicted_parts(name, world.size), world.size, **WAYS[way])
+    flop = flop_by_rank(predicted_parts(SETS[name], world.size), world.size, **WAYS[way])
     assert world.run(counted, name, WAYS[way]) == [STEPS * one for one in flop]
 
 
