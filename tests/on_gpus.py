@@ -56,6 +56,10 @@ CPU_ONLY = {
     "test_vocabulary.py::test_what_cannot_be_is_refused?target*": UNASKED,
     "test_ambient.py::test_what_is_said_to_stay_stays": "a GPU draws other random numbers",
     "test_strangers.py::test_no_port_is_open_while_a_member_is_late": "NCCL has ports of its own",
+    "test_ddp_gradients.py::test_sparse_gradients_are_pytorchs*": "NCCL sums no sparse tensors, "
+    "for PyTorch's DDP neither",
+    "test_powersgd_on_memory_in_another_order": "a GPU convolves otherwise where the order of the "
+    "memory is another",
     "test_nobody_waits_for_who_was_called_late": "a GPU's marks tell when its stream passed them",
     "tests/ranks/observed/test_coalescing.py*": "a double stands for NCCL, and gloo for what it "
     "carries",
@@ -94,7 +98,6 @@ PRETENDED_ONLY = {
         OFFLOAD,
     ),
     "test_the_script_under_going_further_runs_with_torchrun": "the script asks for CUDA's GPUs",
-    "test_ddp_gradients.py::test_sparse_gradients_are_pytorchs*": SPARSE,
     "test_ddp_gradients.py::test_a_table_that_some_ranks_use*": SPARSE,
     "test_runtime_edges.py::test_sparse_gradients_that_would_be_summed_are_refused": SPARSE,
     "test_compressors_edges.py::test_plain_lists_may_be_empty_but_not_sparse": SPARSE,

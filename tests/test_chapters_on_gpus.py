@@ -8,6 +8,7 @@ import os
 
 import nbformat
 import pytest
+import torch
 
 from lib.course.tools import book, run
 from tests import on_gpus
@@ -44,6 +45,16 @@ OTHER = {
     ("11-lean-optimizers", "wall0001"): CLOCK,
     ("12-sequence-parallel", "four0003"): "what attention keeps depends on the device",
 }
+# The cells that may show something else on real GPUs besides.
+ROUNDS = "a GPU rounds and adds up otherwise, and the training multiplies the difference"
+ON_REAL_GPUS = {
+    ("00-ranks", "4f922094"): "who waits for a partner in NCCL's making of a connection is ended",
+    ("10-mixed-precision", "fp8c0001"): ROUNDS,
+    ("10-mixed-precision", "fp4c0001"): ROUNDS,
+    ("11-lean-optimizers", "shar0005"): ROUNDS,
+    ("11-lean-optimizers", "brea0003"): ROUNDS,
+    ("09-recomputation", "gist0001"): ROUNDS,
+}
 
 
 def shown(cell) -> list:
@@ -68,7 +79,7 @@ def tell(chapter: str, made: list, wrong, other) -> None:
     """Keep the table of a chapter's cells."""
 
     def row(cell) -> str:
-        same = OTHER.get((chapter, cell.id), "NO") if cell.id in other else "yes"
+        same = (OTHER | ON_REAL_GPUS).get((chapter, cell.id), "NO") if cell.id in other else "yes"
         return f"| {cell.id} | {'NO' if cell.id in wrong else 'yes'} | {same} |"
 
     head = ["", "| cell | ran | shows what is stored, or why not |", "|---|---|---|"]
@@ -87,8 +98,11 @@ def test_the_cells_of_a_chapter_on_gpus(chapter, monkeypatch):
     other = {cell.id: shown(cell) for cell in made if shown(cell) != shown(stored[cell.id])}
     tell(chapter.name, made, wrong, other)
     assert not wrong, f"{len(wrong)} of {len(made)} cells"
-    listed = {cell for name, cell in OTHER if name == chapter.name}
+    real = torch.accelerator.current_accelerator().type == "cuda"
+    known = OTHER | (ON_REAL_GPUS if real else {})
+    listed = {cell for name, cell in known if name == chapter.name}
     differ = [f"{cell} shows:\n{told}\nand stored is:\n{shown(stored[cell])}"
               for cell, told in other.items() if cell not in listed]  # fmt: skip
     assert not differ, "\n\n".join(differ)
-    assert other.keys() == listed, "these show what is stored, and are listed among the others"
+    if not real:
+        assert other.keys() == listed, "these show what is stored, and are listed among the others"

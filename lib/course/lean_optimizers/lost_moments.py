@@ -75,15 +75,15 @@ def training_of(
 def table(steps: int = STEPS) -> str:
     """Write for each case the largest move of a weight in step 2, and mean losses of three seeds.
 
-    A training that exploded has other digits on another processor, so that its losses are rounded
-    down: "over 10" or "over 1,000".
+    What exploded has other digits on another processor, so that it is rounded down: "> 100",
+    "over 1,000".
     """
     lines = [f"{'':<24}{'move':>7}   loss of step", f"{'step':<24}{2:>7}{3:>7}{steps:>11}"]
     for name in ("AdamW", *CASES):
         runs = [training_of(name, seed, steps) for seed in SEEDS]
         move = max(moves[1][0] for _, moves in runs)
         third, last = (mean(losses[n] for losses, _ in runs) for n in (2, -1))
-        how_far = f"{move:.3f}" if move < 1 else f"{move:.0f}"
+        how_far = f"{move:.3f}" if move < 1 else "> 1" if move < 100 else "> 100"
         lines.append(f"{name:<24}{how_far:>7}{third:>7.1f}{in_words(last):>11}")
     return "\n".join(lines)
 

@@ -47,6 +47,13 @@ class DataParallel(nn.Module):
         self.module = module
         home = [*module.parameters(), *module.buffers(), torch.empty(0)][0].device
         if isinstance(devices, int):
+            there = torch.accelerator.device_count() if is_gpu(home) else devices
+            if devices > there:
+                raise ValueError(
+                    f"The model is on {home}, and this process sees {there} of the {devices} GPUs "
+                    f"that it shall run on. Give a list, such as {[str(home)] * 2}, in which a GPU "
+                    "may stand several times."
+                )
             gpus = [f"{home.type}:{n}" for n in range(devices)]
             devices = gpus if is_gpu(home) else [home] * devices
         self.devices = [

@@ -3,6 +3,8 @@
 Stage s returns y, one tensor or several; stage s+1 gets x = y, and sends back gradients or None.
 """
 
+import functools
+
 import torch
 
 from lib.parallel.pipeline.parcels import Parcel, parcel
@@ -15,15 +17,38 @@ class Passing:
     def __init__(self, schedule, rank: int, pipes: Pipes, stages):
         self.schedule, self.pipes, self.stages = schedule, pipes, stages
         self.row, self.last = schedule.actions(rank), schedule.stages - 1
+        self.row_of = functools.cache(schedule.actions)
         self.local: dict[tuple, tuple] = {}  # from one stage of this rank to another
 
     def ahead(self, place: int) -> None:
-        """Post the receives for the action at `place` and for the next one."""
-        for stage, kind, microbatch in self.row[place : place + 2]:
+        """Post the receives for the action at `place` and for the next one.
+
+        On NCCL a receive occupies the GPU until the message is there, and CUDA may wait for that
+        when an action runs for the first time. So there the next receive waits for its turn if its
+        sender first waits for what the action at `place` gives: both would wait for ever.
+        """
+        near = 2 if not self.pipes.one_at_a_time or self._independent(place) else 1
+        for stage, kind, microbatch in self.row[place : place + near]:
             if kind == "F" and stage > 0:
                 self.pipes.post("F", stage - 1, microbatch)
             elif kind in "BI" and stage < self.last:
                 self.pipes.post("B", stage + 1, microbatch)
+
+    def _independent(self, place: int) -> bool:
+        """Return False if the sender for the action after `place` first needs that at `place`."""
+        own, *others = self.row[place : place + 2]
+        if not others or "W" in (own.kind, others[0].kind):  # nothing is given, or received
+            return True
+        after = others[0]
+        step = 1 if own.kind == "F" else -1  # to the stage that gets what the action gives
+        source = after.stage - 1 if after.kind == "F" else after.stage + 1
+        if not (0 <= own.stage + step <= self.last and 0 <= source <= self.last):
+            return True
+        sender = self.schedule.rank_of(source, after.microbatch)
+        sent = (source, after.kind == "F", after.microbatch)
+        needed = (own.stage + step, own.kind == "F", own.microbatch)
+        row = [(s, kind == "F", m) for s, kind, m in self.row_of(sender) if kind != "W"]
+        return needed not in row or row.index(sent) < row.index(needed)
 
     def arrive(self, stage: int, microbatch: int) -> tuple:
         """Return the input of a stage, and the leaves that will hold its gradients."""

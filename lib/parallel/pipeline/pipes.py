@@ -53,6 +53,7 @@ class Pipes:
     def __init__(self, schedule, rank: int, group):
         self.rank, self.group, self.schedule = rank, group, schedule
         self.up, self.down = directions(group)
+        self.one_at_a_time = one_at_a_time(group)
         self.order = {peer: _messages(schedule, peer, rank) for peer in range(len(schedule))}
         self.known: dict = {}  # (shape, dtype) of a microbatch -> its forms and links without flags
 

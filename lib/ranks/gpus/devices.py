@@ -3,12 +3,20 @@
 This is the one place that knows the accelerator. Nothing here initialises it: the notebook's own
 process may be forked from later, and a forked CUDA is dead. A GPU is free if no other World of this
 machine holds its lock (gpu_locks.py) and less than a tenth of its memory is in use.
+
+[Note: shares]
+With RANKS_GPU_SHARES=4 in the environment each GPU stands for four, numbered one after the other:
+those of GPU 0 are 0 to 3. So a World of four ranks runs with NCCL on a machine that has one GPU.
+NCCL refuses two ranks of one host on one GPU; each rank tells it a host of its own, and it sends by
+sockets. That is slower by far than what it does between GPUs, but every operation is NCCL's.
+What is in use of the memory says nothing of one share: only locks tell which are free.
+Source: NCCL_HOSTID in docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -17,6 +25,7 @@ import torch.distributed as dist
 from lib.ranks.gpus import gpu_locks, survey
 
 _FULL = 0.1  # of a GPU's memory in use: somebody works on it
+_SHARES = "RANKS_GPU_SHARES"
 _SURVEY_LIMIT = 60.0  # seconds; without persistence mode a driver takes a second for each GPU
 
 
@@ -54,6 +63,17 @@ def own_backend(kind: str) -> str | None:
 
 def visible(kind: str) -> list[Gpu]:
     """Look at the GPUs of a type that ranks would see, in the order of their numbers."""
+    gpus, times = _whole(kind), shares()
+    if times == 1:
+        return gpus
+    parts = [(gpu, part) for gpu in gpus for part in range(times)]
+    return [
+        replace(gpu, index=index, name=f"{gpu.name}-share-{part}", used=None)
+        for index, (gpu, part) in enumerate(parts)
+    ]
+
+
+def _whole(kind: str) -> list[Gpu]:
     lines = _survey() if kind == "cuda" else None
     if lines is None:  # not NVIDIA's
         return [Gpu(index, _name(kind, index)) for index in range(torch.accelerator.device_count())]
@@ -63,6 +83,17 @@ def visible(kind: str) -> list[Gpu]:
         share = int(used) / int(total) if int(total) > 0 else None
         gpus.append(Gpu(index, name, share, model, int(total) if share is not None else None))
     return gpus
+
+
+def shares() -> int:
+    """Give for how many GPUs each one stands; see the note above. Raise ValueError for nonsense."""
+    text = os.environ.get(_SHARES, "").strip() or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise ValueError(
+            f"{_SHARES}={text!r} is set in the environment. It is for how many GPUs each GPU of "
+            "this machine stands, a whole number from 1 to 64. Without it each stands for itself."
+        )
+    return int(text)
 
 
 def _name(kind: str, index: int) -> str:

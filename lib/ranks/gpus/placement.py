@@ -18,8 +18,8 @@ class Placement:
     locks: list[gpu_locks.GpuLock] = field(default_factory=list)
 
     def gpu_of(self, rank: int) -> int | None:
-        """Give the number of the GPU that a rank takes; None on the CPU."""
-        return self.gpus[rank % len(self.gpus)] if self.gpus else None
+        """Give PyTorch's number of the GPU that a rank takes; None on the CPU."""
+        return self.gpus[rank % len(self.gpus)] // devices.shares() if self.gpus else None
 
     def release(self) -> None:
         """Give the locks back; a second call does nothing."""

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
+from lib.ranks.gpus import devices
 from lib.ranks.state.this_rank import this_rank
 
 # PyTorch's watchdog would end the whole process when a partner has gone, and a monitor would do so
@@ -48,6 +49,9 @@ def _nccl(store, rank, size, timeout):
 
     if this_rank.board:  # the kernel sees what fails, and ends it
         os.environ |= _LEAVE_IT_TO_US
+    if devices.shares() > 1:
+        os.environ.setdefault("NCCL_HOSTID", f"rank-{os.getpid()}")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return ProcessGroupNCCL(store, rank, size, options)

@@ -4,6 +4,7 @@ import datetime
 import os
 import sys
 import time
+import warnings
 import weakref
 
 import torch
@@ -102,6 +103,8 @@ def _join(rank: int, size: int, store: dist.Store, timeout=_TIMEOUT) -> None:
 def _take_gpu(device: str, number: int) -> None:
     """Take one GPU, before anything else touches one: a rank must use no other."""
     torch.accelerator.set_device_index(number)
+    # The thread of backward has no context before its first product, which is as it should be.
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")
     make_default(f"{device}:{number}")
     lead_threads(f"{device}:{number}")
 

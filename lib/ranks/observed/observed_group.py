@@ -26,6 +26,7 @@ from lib.ranks.observed.signature import fits, flat, unequal_parts
 from lib.ranks.shared.notice_board import tag_of
 from lib.ranks.shared.notice_slots import Kind, Launch
 from lib.ranks.state import gpu_streams
+from lib.ranks.state.ambient import own_device
 from lib.ranks.state.this_rank import Mismatch, line_here, this_rank
 
 
@@ -98,10 +99,19 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
         self.aborted = True
         self.inner.abort()
 
-    def barrier(self, *args, **kwargs):
-        """Wait for every member."""
-        call = functools.partial(self.inner.barrier, *args, **kwargs)
-        return self._collective("barrier", Launch(Kind.GROUP, "barrier"), 0, call)
+    def barrier(self, opts=None, timeout=None):
+        """Wait for every member; on NCCL each waits for its own GPU too."""
+        opts = opts or dist.BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        if self.streamed:  # PyTorch would take gloo, which knows nothing of GPUs, or block in C++
+            opts.device, opts.asyncOp = own_device(), True
+        call = functools.partial(self.inner.barrier, opts)
+        call.streamed = self.streamed
+        work = self._collective("barrier", Launch(Kind.GROUP, "barrier"), 0, call)
+        if self.streamed and work is not None:
+            work.before = functools.partial(gpu_streams.poll, work.is_completed)
+        return work
 
     def monitored_barrier(self, timeout, wait_all_ranks=False) -> None:
         """Wait for every member; raise RuntimeError that names who has not come in `timeout`."""
@@ -196,9 +206,10 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
             work = this_rank.slow.stretch(work, op, nbytes, tag, number, members, event)
         elif event is not None and isinstance(work, Finished):
             event.end = self._now(call)
-        elif event is not None:
+        elif event is not None and not (op == "barrier" and self.streamed):  # it ends at the wait
+            on_processor = self.staged or self._beside(call)
             with contextlib.suppress(RuntimeError):  # messages and some collectives have no future:
-                work.get_future().then(ended(event, self.staged))  # they end at the wait
+                work.get_future().then(ended(event, on_processor))  # they end at the wait
         observed = ObservedWork(work, tag, number, [event] if event else ())
         observed.then.append(functools.partial(_remove, self.unfinished))
         observed.sliced = self.sliced and not this_rank.slow and op not in NOT_SLICED
@@ -210,8 +221,11 @@ class ObservedGroup(Messages, Batches, dist.ProcessGroup):
 
     def _now(self, call):
         """Give the time on the clock of what carries a call out: beside NCCL the processor's."""
-        beside = self.streamed and not getattr(call, "streamed", False)
-        return time.monotonic_ns() if beside else this_rank.now()
+        return time.monotonic_ns() if self._beside(call) else this_rank.now()
+
+    def _beside(self, call) -> bool:
+        """Tell whether the processor carries a call out in a group of NCCL."""
+        return self.streamed and not getattr(call, "streamed", False)
 
     def _launch(self, op, nbytes, call, tag, number, members, peer, parts):
         """Launch an operation; give its work, and the event that a recording keeps of it."""

@@ -1,20 +1,26 @@
 """What one rank keeps to hand while it runs: its board, its recording, its slow motion."""
 
 import functools
+import site
 import sysconfig
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from lib.ranks.shared.notice_board import NoticeBoard
 from lib.ranks.state.frames import current_frames
 from lib.ranks.state.waiting_threads import WaitingThreads
 
-# Not the reader's: this library, Python's own, what pip installed, generated code.
+# Not the reader's: this library, Python's own, what pip installed, PyTorch wherever it was put,
+# generated code.
 _HIDDEN = (
     str(Path(__file__).parents[2]),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    site.getusersitepackages(),
+    *torch.__path__,
     *("<string>", "<frozen"),
 )
 

@@ -239,17 +239,18 @@ def test_blocks_of_256_are_refused_in_tensor_parallelism(worlds, text):
 
 def test_moments_that_become_0(notebook, text):
     lines = shown(notebook, "lost_moments.table()").splitlines()[2:]
-    rows = {line[:24].strip(): line[24:].split(None, 2) for line in lines}
+    rows = {line[:24].strip(): (line[24:31].strip(), *line[31:].split(None, 1)) for line in lines}
     assert list(rows) == ["AdamW", *lost_moments.CASES]
     for name, (move, third, last) in rows.items():
         linear = name.startswith("linear")
         assert linear == (last == "over 1,000") and abs(float(third) - 5.2) < 0.5
         if linear and "embeddings" not in name:
-            assert float(move) > 300
-    moves = {name: float(row[0]) for name, row in rows.items()}
-    assert moves["AdamW"] == 0.002 and moves["dynamic, blocks"] == 3
-    assert moves["dynamic, embeddings fp32"] == 0.004
-    assert "by more than 300" in text and "moves a weight of the embedding by 3" in text
+            assert move == "> 100"
+    moves = {name: row[0] for name, row in rows.items()}
+    assert moves["AdamW"] == "0.002" and moves["dynamic, blocks"] == "> 1"
+    assert moves["dynamic, embeddings fp32"] == "0.004"
+    assert "by more than 100" in text
+    assert "moves a weight of the embedding by more than 1" in text
     assert "the largest move is 0.004" in text
 
 

@@ -50,11 +50,14 @@ def test_it_is_the_same_again_whatever_the_threads(results):
 
 def test_the_table_has_a_row_for_each(results):
     head, *rows = table(results).splitlines()
-    assert head.split() == ["bytes", "kept", "fewer", "loss", "by", "seed"]
+    assert head.split() == ["kept", "fewer", "loss", "by", "seed"]
     assert [row[:9].strip() for row in rows] == list(NAMES)
     losses = [f"{one.loss:.3f}" for one in results["plain"]]
-    assert rows[0].split()[1:] == [f"{results['plain'][0].kept:,}", "1.0x", *losses]
-    assert len({len(row) for row in rows}) == 1
+    kept = f"{results['plain'][0].kept / 1e3:,.0f}"
+    assert rows[0].split()[1:] == [kept, "kB", "1.0x", *losses]
+    assert rows[1].split()[-2:] == losses, "lossless: to the last digit"
+    mean = sum(one.loss for one in results["fp8"]) / 2
+    assert rows[2].endswith(f"others, mean {mean:.1f}")
 
 
 def test_images():

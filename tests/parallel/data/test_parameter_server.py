@@ -12,6 +12,7 @@ from lib.predict.shape import MLPShape
 from lib.ranks import RankError
 from lib.ranks.memory import Memory
 from lib.single import MLP, share, train_step
+from tests.conftest import DEVICE
 
 SHAPE = MLPShape((6, 10, 3))
 
@@ -111,7 +112,7 @@ def test_bulk_synchronous_equals_the_whole_batch(worlds, ranks, kind, optimizer)
     # Adam divides by what may be next to nothing: weights are close, and the same bits in order.
     whole = plain(workers, 5, kind, optimizer)
     for weights, _ in answers:
-        same(weights, in_order)
+        same(weights, in_order, 0.0 if DEVICE == "cpu" else 1e-13)  # a GPU adds in its own order
         same(weights, whole, 1e-9 if optimizer == "AdamW" else 1e-13)
 
 

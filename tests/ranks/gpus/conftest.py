@@ -11,6 +11,7 @@ def machine(monkeypatch, tmp_path):
     """`machine(4)` is a machine with 4 GPUs; `used` says how full each is, `own` its backend."""
     monkeypatch.setattr(gpu_locks, "_FOLDER", str(tmp_path))
     monkeypatch.delenv("RANKS_DEVICE", raising=False)
+    monkeypatch.delenv("RANKS_GPU_SHARES", raising=False)
 
     def of(count, used=(), kind="cuda", own="nccl"):
         shares = dict(enumerate(used))

@@ -65,6 +65,12 @@ NAMES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def each_for_itself(monkeypatch):
+    """No GPU stands for several, whatever the environment says."""
+    monkeypatch.delenv("RANKS_GPU_SHARES", raising=False)
+
+
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory):
     """A folder with a pretended libcuda and libnvidia-ml."""
@@ -131,6 +137,20 @@ def test_without_a_driver_to_ask_only_the_number_is_known(monkeypatch):
     assert devices.visible("other") == [Gpu(0, "other-0"), Gpu(1, "other-1")]
     monkeypatch.setattr(survey, "__file__", "/missing.py")
     assert devices.visible("cuda") == gpus
+
+
+def test_a_gpu_can_stand_for_several(driver, monkeypatch):
+    monkeypatch.setenv("RANKS_GPU_SHARES", "2")
+    whole = [f"GPU-{NAMES[1]}", f"GPU-{NAMES[0]}"]
+    driver(B, A, **{f"GPU-{NAMES[0]}": "60/80", f"GPU-{NAMES[1]}": "2/80"})
+    found = devices.visible("cuda")
+    assert [gpu.index for gpu in found] == [0, 1, 2, 3]
+    assert [gpu.name for gpu in found] == [f"{w}-share-{part}" for w in whole for part in (0, 1)]
+    assert {gpu.used for gpu in found} == {None}, "what others use is no reason to leave a share"
+    for nonsense in ("0", "many", "65"):
+        monkeypatch.setenv("RANKS_GPU_SHARES", nonsense)
+        with pytest.raises(ValueError, match=f"RANKS_GPU_SHARES='{nonsense}' is set"):
+            devices.visible("cuda")
 
 
 def test_busy_are_gpus_that_a_world_holds_or_whose_memory_is_in_use(tmp_path, monkeypatch):

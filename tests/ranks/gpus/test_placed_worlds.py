@@ -181,7 +181,8 @@ def read_what_was_taken():
     return builtins.calls
 
 
-def test_a_rank_takes_the_gpu_that_the_world_chose_before_anything_else():
+def test_a_rank_takes_the_gpu_that_the_world_chose_before_anything_else(monkeypatch):
+    monkeypatch.delenv("RANKS_GPU_SHARES", raising=False)
     with World(3, device="cpu") as three:
         three.run(note_what_is_taken)
         three._processes.placement = Placement("pretend", "gloo", (5, 7))

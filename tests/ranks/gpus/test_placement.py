@@ -80,6 +80,14 @@ def test_a_shared_gpu_stays_taken_when_its_first_world_has_gone(machine):
     assert choose(1).device == "cuda"
 
 
+def test_ranks_take_shares_of_a_gpu_by_its_own_number(machine, monkeypatch):
+    machine(8)  # two GPUs that each stand for four
+    monkeypatch.setenv("RANKS_GPU_SHARES", "4")
+    eight = choose(8)
+    assert str(eight) == "on cuda:0–7, NCCL"
+    assert [eight.gpu_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
 def test_the_numbers_can_be_chosen(machine):
     machine(8, used=[0, 0, 0, 0, 0, 0.7])
     chosen = choose(4, gpus=[4, 5, 6, 7])

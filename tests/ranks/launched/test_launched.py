@@ -90,7 +90,7 @@ with World.from_torchrun(timeout=99) as again:
 
 def test_ranks_of_slurm_meet_and_give_each_other_what_they_made(tmp_path):
     """Without LOCAL_RANK, MASTER_ADDR and MASTER_PORT; the world is closed and made again."""
-    said = srun(tmp_path, RESULTS, 2)
+    said = srun(tmp_path, RESULTS, 2, RANKS_DEVICE="cpu")
     for rank, answer in enumerate(answers(said)):
         same, grads, error, limit, chosen, text = answer[3:]
         assert answer[:3] == [rank, 2, "cpu"]

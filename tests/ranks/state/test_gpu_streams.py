@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lib import RankError, World
+from lib.ranks.gpus import devices
 from tests import on_gpus
 from tests.conftest import DEVICE
 
@@ -245,4 +246,32 @@ def made_in_a_thread():
 @gpus
 def test_a_readers_thread_is_on_the_gpu_of_its_rank(worlds):
     answers = worlds(4).run(made_in_a_thread)
-    assert answers == [[f"{DEVICE}:{rank}", rank] for rank in range(4)]
+    numbers = [rank // devices.shares() for rank in range(4)]
+    assert answers == [[f"{DEVICE}:{number}", number] for number in numbers]
+
+
+# What stands after a barrier is recorded after it.
+
+
+def sums_around_a_barrier():
+    numbers = torch.full((1 << 20,), 1.0)
+    for _ in range(3):
+        dist.all_reduce(numbers)
+    dist.barrier()
+    for _ in range(2):
+        dist.all_reduce(numbers)
+    work = dist.barrier(async_op=True)
+    work.wait()
+
+
+@gpus
+def test_a_barrier_is_a_mark_in_the_stream(worlds):
+    rows = worlds(4).record(sums_around_a_barrier).where(lane="comm")
+    for rank in range(4):
+        own = sorted((row for row in rows if row.rank == rank), key=lambda row: row.start)
+        assert [row.op for row in own] == [
+            *["all_reduce"] * 3, "barrier", *["all_reduce"] * 2, "barrier"
+        ]  # fmt: skip
+        first = own[3]
+        assert all(row.end <= first.end for row in own[:3])
+        assert all(first.end <= row.start for row in own[4:])

@@ -1,5 +1,8 @@
 """A checkpoint forgets, computes again, and changes no bit of a gradient."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -217,3 +220,22 @@ def test_kept_operations_do_not_run_again():
         with Count():
             y.sum().backward()
         assert counted.count(aten.addmm.default) == times
+
+
+def test_what_a_second_run_made_is_free_when_it_ends():
+    """A ring of frames would keep it until the collector of garbage comes; Python 3.12 made one."""
+    x = torch.ones(4, requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        made = []
+
+        def noting(x):
+            y = x.sin()
+            made.append(weakref.ref(y))
+            return y.exp()
+
+        checkpoint(noting, x).sum().backward()
+        assert len(made) == 2 and made[1]() is None
+    finally:
+        gc.enable()
