@@ -29,7 +29,7 @@ class Difference(Exception):
             with watch, Caught(wanted, count).catching():
                 run()
         except Difference:
-            enough.__traceback__ = None
+            pass
         raise RuntimeError(
             f"A checkpointed function did something else when it ran again in backward. {self} "
             f"{watch.said()} It must compute the same from the same inputs: give "
