@@ -75,7 +75,7 @@ def draw_errors(measured, predicted):
         name: (ranks, [100 * error for error in errors]) for name, (ranks, errors) in lines.items()
     }
     return curve(
-        percent(measured), percent(predicted), x=("ranks", ""), y=("error", "%"),
+        percent(measured), percent(predicted), x=("ranks", ""), y=("error in percent", ""),
         caption="Points: measured, gradients after 300 steps. Lines: predicted.",
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def kept() -> dict[str, tuple[float, ...]]:
         "fp32": _kept(torch.float32, masters=False),
         "bf16, masters": _kept(torch.bfloat16, masters=True),
         "autocast": _kept(torch.float32, masters=False, autocast=True),
-        "bf16 alone": _kept(torch.bfloat16, masters=False),
+        "bf16, no copy": _kept(torch.bfloat16, masters=False),
     }
 
 
@@ -226,10 +226,10 @@ def bytes_each(way: Sequence[float]) -> float:
 
 def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
     """Write what `kept` returns, a way in each line."""
-    lines = ["              w  grad  copy  Adam  sum  backward"]
+    lines = ["               w  grad  copy  Adam  sum  backward"]
     for name, way in ways.items():
         parts = "".join(f"{nbytes:6.0f}" for nbytes in way[1:4])
-        lines.append(f"{name:<13}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")
+        lines.append(f"{name:<14}{way[0]:>2.0f}{parts}{bytes_each(way):>5.0f}{way[4]:>10,}")
     return "\n".join(lines)
 
 
