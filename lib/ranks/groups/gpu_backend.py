@@ -49,9 +49,8 @@ def _nccl(store, rank, size, timeout):
 
     if this_rank.board:  # the kernel sees what fails, and ends it
         os.environ |= _LEAVE_IT_TO_US
-    if devices.shares() > 1:
-        os.environ.setdefault("NCCL_HOSTID", f"rank-{os.getpid()}")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if this_rank.board and devices.shares() > 1:  # never beside a launcher, whose hosts are real
+        os.environ |= {"NCCL_HOSTID": f"rank-{os.getpid()}", "NCCL_SOCKET_IFNAME": "lo"}
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return ProcessGroupNCCL(store, rank, size, options)
