@@ -106,7 +106,7 @@ def table(results: dict[str, list[Trained]]) -> str:
 
     Bytes are the mean of the seeds, and of plain trainings there must be a row. Losses are exact
     where they are the plain ones. Training multiplies a difference in rounding, so that the digits
-    of the others depend on how PyTorch was built: only one digit of their mean is written.
+    of the others depend on the processor: only one digit of their mean is written.
     """
     plain = mean(one.kept for one in results["plain"])
     exact = [one.losses for one in results["plain"]]

@@ -47,6 +47,8 @@ def gpus() -> tuple[str, str, str]:
         size = f" {gpu.total / 1e9:.0f} GB" if gpu.total else ""
         models.setdefault(f" {gpu.model}{size}".rstrip(), []).append(gpu.index)
     text = "; ".join(f"{devices.numbered(kind, n)}{model}" for model, n in models.items())
+    if (times := devices.shares()) > 1:
+        text += f"; each stands for {times}, as RANKS_GPU_SHARES says"
     if not taken:
         return OK, f"{text}; all are free", ""
     remedy = "a World leaves these alone, unless it asks for them: World(n, gpus=[...])"

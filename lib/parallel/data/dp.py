@@ -37,8 +37,8 @@ class DataParallel(nn.Module):
 
     `devices` is a number (of virtual devices where the model is on the CPU, else of GPUs), or a
     list of names. Outputs are tensors, or nested lists, tuples and dicts of tensors, and are
-    gathered along dim 0; outputs of a single number become a row. Raises ValueError for a batch
-    that the devices cannot share equally.
+    gathered along dim 0; outputs of a single number become a row. Raises ValueError for more
+    GPUs than there are, and for a batch that the devices cannot share equally.
     """
 
     def __init__(self, module: nn.Module, devices: int | list):

@@ -24,8 +24,9 @@ class Passing:
         """Post the receives for the action at `place` and for the next one.
 
         On NCCL a receive occupies the GPU until the message is there, and CUDA may wait for that
-        when an action runs for the first time. So there the next receive waits for its turn if its
-        sender first waits for what the action at `place` gives: both would wait for ever.
+        when it loads a kernel that runs for the first time. So there the next receive waits for its
+        turn if its sender first needs what the action at `place` gives: both could wait for ever.
+        Source: docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/lazy-loading.html
         """
         near = 2 if not self.pipes.one_at_a_time or self._independent(place) else 1
         for stage, kind, microbatch in self.row[place : place + near]:

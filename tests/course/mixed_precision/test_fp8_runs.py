@@ -14,7 +14,7 @@ from lib.course.mixed_precision.fp8_runs import (
     product_errors,
 )
 from lib.single import GPT, Batches, next_token_loss
-from lib.single.formats import E4M3, E8M0, MXFP8, NVFP4, BlockFormat
+from lib.single.formats import E4M3, E8M0, MXFP4, MXFP8, NVFP4, BlockFormat
 from lib.single.precision import fp8, microscaled
 from tests.every import every
 
@@ -47,7 +47,8 @@ def apart(one, other):
 
 @pytest.mark.parametrize("name", ["bf16", "tensor", "row", "block", "delayed"])
 def test_without_outliers_eight_bits_learn_as_fp32_does(trained, name):
-    assert max(map(abs, apart(trained(name), trained("fp32")))) < 0.02
+    differences = apart(trained(name), trained("fp32"))
+    assert max(map(abs, differences)) < 0.02 and abs(sum(differences) / 3) < 0.01
     assert trained(name) != trained("fp32") and max(trained("fp32")) < 3.2 < losses()[0] - 2
 
 
@@ -117,6 +118,7 @@ def few_bits():
         "fp32": None,
         "MXFP8": partial(microscaled, format=MXFP8),
         "MXFP8 ceil": partial(microscaled, format=ceil),
+        "MXFP4": partial(microscaled, format=MXFP4),
         "NVFP4": partial(microscaled, format=NVFP4),
         "NVFP4 stochastic": partial(microscaled, format=NVFP4, stochastic=True),
         "both": partial(microscaled, format=NVFP4, stochastic=True, hadamard="weights"),
@@ -130,8 +132,13 @@ def test_mx_with_the_published_rule_saturates_and_another_rule_does_not(few_bits
     assert min(few_bits["MXFP8"]) > 0.01 and max(map(abs, few_bits["MXFP8 ceil"])) < 0.01
 
 
+def test_finer_scales_lose_less(few_bits):
+    assert sum(few_bits["NVFP4"]) < sum(few_bits["MXFP4"]) / 2
+
+
 def test_in_four_bits_stochastic_gradients_help_every_seed(few_bits):
     """The Hadamard transform adds nothing here that can be seen beside the noise of rounding."""
     gained = apart(few_bits["NVFP4"], few_bits["NVFP4 stochastic"])
     assert min(gained) > 0 and sum(gained) / 3 > 0.015
+    assert sum(few_bits["NVFP4 stochastic"]) < sum(few_bits["NVFP4"]) / 2
     assert max(map(abs, apart(few_bits["both"], few_bits["NVFP4 stochastic"]))) < 0.015

@@ -114,3 +114,11 @@ def test_errors_are_drawn_in_percent():
     assert "ring: 2 points and a predicted line, from 2 to 4" in repr(
         lessons.draw_errors(points, points)
     )
+
+
+def test_one_digit_of_a_loss():
+    found = [fp8_tables.nearest(loss) for loss in (0.0099, -0.003, 0.016, 0.051, 0.16, 1.02, -0.03)]
+    assert found == [
+        "under 0.01", "under 0.01", "about 0.02", "about 0.05", "about 0.2", "about 1",
+        "-about 0.02",
+    ]  # fmt: skip

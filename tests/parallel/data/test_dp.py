@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lib.parallel.data import dp
 from lib.parallel.data.dp import DataParallel
 from lib.predict.shape import GPTShape, MLPShape
 from lib.single import GPT, MLP, Batches, mean_squares, next_token_loss, share, train_step
@@ -223,3 +224,10 @@ def test_a_recording_leaves_nothing_behind():
     ]
     assert every(not p._post_accumulate_grad_hooks for p in wrapped.module.parameters())
     assert wrapped.devices[0].events is None
+
+
+def test_more_gpus_than_there_are_is_told(monkeypatch):
+    monkeypatch.setattr(dp, "is_gpu", lambda device: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="this process sees 1 of the 4 GPUs.*Give a list"):
+        DataParallel(MLP(SHAPE), 4)
