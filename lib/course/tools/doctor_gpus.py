@@ -36,7 +36,10 @@ def _owner(pid: int) -> str:
 
 def gpus() -> tuple[str, str, str]:
     """Say which GPUs there are, which are free, and who uses the others."""
-    kind, visible, taken = seen()
+    try:
+        kind, visible, taken = seen()
+    except ValueError as error:
+        return NO, str(error), "unset RANKS_GPU_SHARES"
     if not kind:
         return OK, "none: ranks run on the CPU, slow motion plays the GPUs", ""
     if not visible:
@@ -59,8 +62,9 @@ def worlds() -> tuple[str, str, str]:
     """Say which sizes of World run on GPUs and which on the CPU."""
     try:
         forced = devices.cpu_forced()
+        devices.shares()
     except ValueError as error:
-        return NO, str(error), "unset RANKS_DEVICE"
+        return NO, str(error), f"unset {str(error).partition('=')[0]}"
     if forced:
         return OK, "all run on the CPU with gloo, as RANKS_DEVICE=cpu is set", ""
     kind, visible, taken = seen()

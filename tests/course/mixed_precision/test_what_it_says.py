@@ -233,7 +233,9 @@ def test_eight_and_four_bits(notebook, text):
 
     eight = rows("fp8_tables.trained")
     ways = ("tensor", "row", "block")
-    assert {eight[f"plain, {way}"] for way in ways} == {"under 0.01"} and "means are within 0.01" in text
+    assert {eight[f"plain, {way}"] for way in ways} == {
+        "under 0.01"
+    } and "means are within 0.01" in text
     assert [eight[f"outlier, {way}"] for way in ways] == ["about 1", "about 1", "about 0.2"]
     assert 2.0**20 / E4M3.largest > 2000 and "loses about 1" in text
     four = rows("fp8_tables.few_bits")

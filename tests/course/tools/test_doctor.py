@@ -21,6 +21,7 @@ def machine(monkeypatch, tmp_path):
     """`machine(4)` is a machine with 4 GPUs; `used` says how full each is, `own` its backend."""
     monkeypatch.setattr(gpu_locks, "_FOLDER", str(tmp_path))
     monkeypatch.delenv("RANKS_DEVICE", raising=False)
+    monkeypatch.delenv("RANKS_GPU_SHARES", raising=False)
 
     def of(count, used=(), own="nccl", shown=None):
         shares = dict(enumerate(used))
@@ -49,6 +50,18 @@ def test_free_gpus_are_listed_with_the_worlds_that_take_them(machine):
     assert gpu_locks.GpuLock("GPU-0").is_free()  # looking takes nothing
     machine(1)
     assert doctor.worlds()[1].startswith("World(1) runs on a GPU with NCCL, larger ones on the CPU")
+
+
+def test_shares_of_a_gpu_are_told(machine, monkeypatch):
+    machine(4)
+    monkeypatch.setenv("RANKS_GPU_SHARES", "4")
+    assert "each stands for 4, as RANKS_GPU_SHARES says; all are free" in doctor.gpus()[1]
+    monkeypatch.setenv("RANKS_GPU_SHARES", "four")
+    verdict, found, remedy = doctor.worlds()
+    assert verdict == "NO" and "RANKS_GPU_SHARES='four'" in found
+    assert remedy == "unset RANKS_GPU_SHARES"
+    monkeypatch.setattr(doctor_gpus, "seen", devices.shares)
+    assert doctor.gpus() == (verdict, found, remedy)
 
 
 def test_gpus_that_are_not_free_are_listed_with_who_has_them(machine):
