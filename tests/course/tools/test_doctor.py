@@ -60,7 +60,8 @@ def test_shares_of_a_gpu_are_told(machine, monkeypatch):
     verdict, found, remedy = doctor.worlds()
     assert verdict == "NO" and "RANKS_GPU_SHARES='four'" in found
     assert remedy == "unset RANKS_GPU_SHARES"
-    monkeypatch.setattr(doctor_gpus, "seen", devices.shares)
+    monkeypatch.setattr(devices, "visible", lambda _: devices.shares())
+    doctor_gpus.seen.cache_clear()
     assert doctor.gpus() == (verdict, found, remedy)
 
 
