@@ -263,7 +263,7 @@ def test_units_of_more_layers_hold_more_and_take_longer():
 
 def test_ranks_of_any_factor_have_the_same_prediction():
     """A class on one machine starts the ranks slower, and its pictures stay those of the H100."""
-    slow, predicted = slow_chain.start(factor=20)
+    slow, predicted = slow_chain.start(factor=150)
     with slow:
         drawn = [repr(slow_chain.beside(slow, predicted, limit)) for limit in (0, 1)]
     rows = [lessons.ROWS] * slow_chain.RANKS
