@@ -3,13 +3,13 @@
 The runs of many learning rates and seeds are trained side by side, each with weights of its own.
 """
 
-from contextlib import contextmanager
 from math import inf, isfinite
 from statistics import mean, median
 
 import torch
 
 from lib.course.asynchronous_pipelines.lessons import SHAPE, regression
+from lib.course.one_thread import one_thread
 from lib.parallel.pipeline.pipes import cut
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.play import play
@@ -36,7 +36,7 @@ BY_TIME = {
 
 def on_one_device(schedule, rule: str, every: int, rate: float, seed: int = 0) -> list[float]:
     """Train on one device with the weights that a rule gives each microbatch; return the losses."""
-    with _one_thread():
+    with one_thread():
         return _trained(schedule, rule, every, [(rate, seed)])[rate, seed]
 
 
@@ -48,19 +48,8 @@ def trained(rule: str, every: int, rates, seeds, stages: int = 4, microbatches: 
     """
     schedule = schedule_of(rule, every, stages, microbatches)
     rule = "flush" if rule in _SYNCHRONOUS else rule
-    with _one_thread():
+    with one_thread():
         return _trained(schedule, rule, every, [(rate, seed) for rate in rates for seed in seeds])
-
-
-@contextmanager
-def _one_thread():
-    """Compute with one thread: for matrices this small, several threads are far slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _trained(schedule, rule: str, every: int, runs: list[tuple]) -> dict:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lib.course.checks.verdict import Hints, Verdict
+from lib.course.one_thread import on_one_thread
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
 
@@ -87,13 +88,11 @@ def trained(maker: Maker, seed: int) -> tuple[int, float]:
 
 def scored(maker: Maker) -> Score:
     """Train with each seed, on the CPU with one thread, and return bytes and losses."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
+    state = torch.get_rng_state()
     try:
-        with torch.device("cpu"):
+        with on_one_thread():
             runs = [trained(maker, seed) for seed in SEEDS]
     finally:
-        torch.set_num_threads(threads)
         torch.set_rng_state(state)
     return Score(max(kept for kept, _ in runs), tuple(loss for _, loss in runs))
 

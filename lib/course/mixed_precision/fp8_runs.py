@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from lib.course.one_thread import one_thread
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, train
 from lib.single.precision import DelayedScaling, fp8, update_scales
@@ -47,6 +48,7 @@ def _pin(parameter: nn.Parameter, entries: tuple, value: float) -> None:
     parameter.register_hook(lambda gradient: torch.where(trained == 0, 0.0, gradient))
 
 
+@one_thread()
 def losses(
     change: Callable[[nn.Module], nn.Module] | None = None,
     seed: int = 0,

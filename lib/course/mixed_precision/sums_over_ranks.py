@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lib.course.one_thread import one_thread
 from lib.predict.collectives import rounding
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
@@ -17,6 +18,7 @@ ALGORITHMS = ("ring", "tree", "halving_doubling", "widened")
 Lines = dict[str, tuple[list[int], list[float]]]  # name -> (numbers of ranks, errors)
 
 
+@one_thread()
 def gradients_by_rank(ranks: int, steps: int = 0, seed: int = 0) -> torch.Tensor:
     """Return the gradients that so many ranks have of the small GPT, each of its own: [ranks, N].
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from lib.course.mixed_precision.networks import AVERAGE, MIDDLE, NETWORKS, SENSORS, Network
+from lib.course.one_thread import one_thread
 from lib.single.formats import BF16, FP16, FP32, FloatFormat
 from lib.single.precision import LossScaler, MasterWeights, RoundedWeights, accumulated
 
@@ -55,6 +56,7 @@ RECIPES = {
 }
 
 
+@one_thread()
 def losses(network: Network, recipe: Recipe, seed: int = 0, steps: int | None = None) -> list:
     """Train a network by a recipe and return the loss of each step, before that step.
 

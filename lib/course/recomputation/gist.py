@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
+from lib.course.one_thread import on_one_thread
 from lib.predict.recompute.encodings import encoded_bytes, vgg
 from lib.single.convnet import VGG
 from lib.single.encode import gist, nonzeros
@@ -92,13 +93,8 @@ def compared(names=tuple(ENCODINGS), seeds=SEEDS, steps: int = STEPS) -> dict[st
 
     One thread computes, so that the order of sums does not depend on the machine's cores.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.device("cpu"):
-            return {n: [trained(ENCODINGS[n], seed, steps) for seed in seeds] for n in names}
-    finally:
-        torch.set_num_threads(threads)
+    with on_one_thread():
+        return {n: [trained(ENCODINGS[n], seed, steps) for seed in seeds] for n in names}
 
 
 def table(results: dict[str, list[Trained]]) -> str:

@@ -105,6 +105,8 @@ def surroundings(step: str = "") -> dict[str, str]:
     Ranks are on the CPU, as the stored outputs are, also on a machine with GPUs.
     """
     paths, environ = [str(ROOT)], {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    if step != QUIET:  # threads of several processes that wait for one another take all the cores
+        environ.setdefault("OMP_NUM_THREADS", "1")
     if step in (GPUS, WHOLE):
         environ["RANKS_TEST_GPUS"] = "1"
         environ.pop("RANKS_DEVICE", None)

@@ -169,6 +169,7 @@ def leave(why: str) -> None:
         if group.streamed and not group.aborted:
             group.abort()
     gpu_streams.forget()
+    shut = [end for group in _open_groups() for end in group.connections]
     for group in _open_groups():
         if this_rank.abandoned or not _is_over(group):
             _never_ended.append((group, group.inner))
@@ -176,6 +177,7 @@ def leave(why: str) -> None:
     _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+    sockets.quieten(shut)
     # A meeting that was broken off has counted too, and names are made from the count: on a rank
     # that was started anew since, the next group would have another name.
     dist.distributed_c10d._world.group_count = 0

@@ -9,7 +9,11 @@ each end. One to a stranger stands there once, since no other process can hold i
 """
 
 import contextlib
+import ctypes
 import os
+import platform
+import re
+import select
 import socket
 import stat
 import struct
@@ -26,6 +30,7 @@ class End(NamedTuple):
     own: str  # an address, `127.0.0.1:40001`
     peer: str | None
     taken: bool  # gloo has made it the connection to a member: it then sets a limit on reading
+    inode: int  # of the socket: descriptors are given again, this number is not
 
 
 def ends() -> set[End]:
@@ -42,12 +47,12 @@ def ends() -> set[End]:
 def _end(descriptor: int, end: socket.socket) -> set[End]:
     if end.type != socket.SOCK_STREAM or end.family not in (socket.AF_INET, socket.AF_INET6):
         return set()
-    own = _address(end.getsockname())
+    own, inode = _address(end.getsockname()), os.fstat(end.fileno()).st_ino
     if end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return {End(descriptor, own, None, False)}
+        return {End(descriptor, own, None, False, inode)}
     limit = any(end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME))
     taken = limit or not sys.platform.startswith("linux")  # gloo sets no limit on macOS
-    return {End(descriptor, own, _address(end.getpeername()), taken)}
+    return {End(descriptor, own, _address(end.getpeername()), taken, inode)}
 
 
 def _address(name: tuple) -> str:
@@ -106,3 +111,43 @@ def shut(connections: list[End]) -> None:
             with socket.socket(fileno=os.dup(known.descriptor)) as end:
                 if _end(known.descriptor, end) == {known}:
                     end.shutdown(socket.SHUT_RDWR)
+
+
+def quieten(connections: list[End]) -> None:
+    """Let gloo hear once, and not for ever, of connections that were shut and that it has kept.
+
+    Where a rank stopped in the middle of a message, the tensor that took it is gone, and gloo never
+    reads the rest. Its thread is told at once, again and again, that there is something to read,
+    and takes a whole core until the rank ends (gloo in PyTorch 2.13). Told only of what is new, it
+    sleeps. What gloo keeps beside the descriptor stays, so gloo may still close the connection.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    kept = {(end.descriptor, end.inode) for end in connections}
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in os.listdir("/proc/self/fdinfo"):
+        for descriptor, data, inode in _watched(name):
+            if (descriptor, inode) in kept:
+                event = _Event(select.EPOLLIN | select.EPOLLET, data)
+                libc.epoll_ctl(int(name), _CHANGE, descriptor, ctypes.byref(event))
+
+
+_CHANGE = 3  # EPOLL_CTL_MOD
+_WATCHED = re.compile(r"tfd:\s*(\d+)\s+events:.*?data:\s*([0-9a-f]+).*?ino:([0-9a-f]+)")
+
+
+class _Event(ctypes.Structure):
+    """The kernel's struct epoll_event, which is packed on x86 alone."""
+
+    _pack_ = 1 if platform.machine() in ("x86_64", "AMD64", "i686") else 0
+    _fields_ = [("events", ctypes.c_uint32), ("data", ctypes.c_uint64)]
+
+
+def _watched(name: str) -> list[tuple[int, int, int]]:
+    """Give what one of this process's descriptors watches, if it is an epoll's."""
+    try:
+        with open(f"/proc/self/fdinfo/{name}", encoding="ascii") as about:
+            found = _WATCHED.findall(about.read())
+    except OSError:  # closed meanwhile
+        return []
+    return [(int(number), int(data, 16), int(inode, 16)) for number, data, inode in found]
