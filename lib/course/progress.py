@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +45,19 @@ def solved() -> dict[str, list[str]]:
         }
     except (OSError, ValueError, TypeError, AttributeError):  # no file, or one that is not ours
         return {}
+
+
+def here(exercise: str) -> str:
+    """Return the chapter in whose copy this kernel works, if it has the exercise; else "".
+
+    JupyterLab tells a kernel the notebook for which it was started. Tests, `make refresh` and
+    `make run` have no such kernel, and the stored chapters are not the reader's own.
+    """
+    path = Path(os.environ.get("JPY_SESSION_NAME", ""))
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    if not shell or path.parent.resolve() != folder().resolve():
+        return ""
+    return path.stem if exercise in exercises().get(path.stem, ()) else ""
 
 
 def remember(chapter: str, exercise: str) -> None:
