@@ -74,7 +74,9 @@ def _misfit(key: str, value, kind) -> str:
         return "" if isinstance(value, str) else f"{_said(value)} is not text. Put it in quotes."
     if isinstance(kind, type) and kind not in (inspect.Parameter.empty, type(None)):
         fits = isinstance(value, kind)
-        return "" if fits else f"`{key}` must be of type {kind.__name__}, not {_said(value)}."
+        return (
+            "" if fits else f"`{key}` must be of type {kind.__name__}, not {type(value).__name__}."
+        )
     return ""
 
 
