@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Hints, Verdict
@@ -66,7 +67,7 @@ class _Cuts(Hints):
             except Exception as error:  # the reader's code may raise anything
                 return self._not_yet(f"`{call}` fails: {type(error).__name__}: {error}")
             if lengths is None or lengths is ...:
-                return self._open(f"`{attempt.__name__}` returns nothing", self.task)
+                return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
             if wrong := _no_cut(lengths, times, stages):
                 return self._not_yet(f"`{call}` returns {lengths!r}: {wrong}")
             ends = [sum(lengths[:n]) for n in range(stages + 1)]

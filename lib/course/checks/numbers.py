@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from lib.course.checks.read_number import NoNumber, is_missing, read_number
+from lib.course.checks.slips import slip
 from lib.course.checks.verdict import Hints, Verdict
 
 
@@ -10,35 +12,52 @@ class Numbers(Hints):
     """Compares the reader's numbers with numbers that the library computes.
 
     Where a wrong number has a well-known reason, `mistakes` says it: {name: {number: sentence}}.
+    `kinds` says what an answer is, so that slips which all readers make are recognised too:
+    {name: "sent MB"}, as `slips.slip` takes it. An answer without a kind is a count.
     """
 
     task: str = ""
     answers: dict = field(default_factory=dict)  # name -> number, or a function that returns it
     close: float = 0.01  # the largest relative error that counts as right
     mistakes: dict = field(default_factory=dict)
+    kinds: dict = field(default_factory=dict)
+    ranks: int = 0  # that the answers are about, where all are about as many
 
     def check(self, **predicted) -> Verdict:
         """Compare the reader's numbers, by name, with the computed ones; None is not answered."""
-        missing = [name for name in self.answers if predicted.get(name) in (None, ...)]
+        if unknown := self._unknown(predicted, self.answers):
+            return self._not_yet(unknown)
+        missing = [name for name in self.answers if is_missing(predicted.get(name))]
         if len(missing) == len(self.answers):
             return self._open("no number is there", self.task)
-        lines = []
+        lines, solved = [], not missing
         for name, answer in self.answers.items():
-            answer = answer() if callable(answer) else answer
             if name in missing:
-                lines.append((False, f"  {name}: not answered yet"))
-            elif self._near(predicted[name], answer):
-                lines.append((True, f"  {name}: right, {answer:,}"))
-            else:
-                error = "too much" if predicted[name] > answer else "too little"
-                lines.append((False, f"  {name}: {predicted[name]:,} is {error}"))
-                for number, why in self.mistakes.get(name, {}).items():
-                    if self._near(predicted[name], number):
-                        lines.append((False, f"    {why}"))
-        text = "\n".join(line for _, line in lines)
-        if all(right for right, _ in lines):
-            return Verdict(True, f"Solved.\n{text}")
-        return self._not_yet(f"Your numbers:\n{text}")
+                lines.append(f"  {name}: not answered yet")
+                continue
+            right, said = self._judged(name, predicted[name], answer)
+            solved = solved and right
+            lines += said
+        text = "\n".join(lines)
+        return (
+            Verdict(True, f"Solved.\n{text}") if solved else self._not_yet(f"Your numbers:\n{text}")
+        )
+
+    def _judged(self, name: str, value, answer) -> tuple[bool, list[str]]:
+        """Return whether a value is right, and the lines that say so."""
+        answer = answer() if callable(answer) else answer
+        try:
+            number = read_number(value)
+        except NoNumber as refusal:
+            return False, [f"  {name}: {refusal}"]
+        if self._near(number, answer):
+            return True, [f"  {name}: right, {answer:,}"]
+        error = "too much" if number > answer else "too little"
+        known = self.mistakes.get(name, {}).items()
+        reasons = [why for mistaken, why in known if self._near(number, mistaken)]
+        if not reasons and (why := slip(number, answer, self.kinds.get(name, ""), self.ranks)):
+            reasons = [why]
+        return False, [f"  {name}: {number:,} is {error}", *(f"    {why}" for why in reasons)]
 
     def _near(self, number: float, answer: float) -> bool:
         return abs(number - answer) <= self.close * abs(answer)

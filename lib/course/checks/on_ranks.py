@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.sent_bytes import rounds, sent
 from lib.course.checks.verdict import Hints, Verdict
@@ -40,7 +41,7 @@ class Exercise(Hints):
 
     def check(self, attempt: Callable, world) -> Verdict:
         """Run `attempt` on every rank of `world`, for each size, and return the verdict."""
-        name = getattr(attempt, "__name__", "your function")
+        name = name_of(attempt)
         for size in self.sizes:
             inputs = self.inputs(world.size, size)
             expected = self.reference(inputs)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.verdict import Hints, Verdict
 from lib.predict.pipeline.actions import Schedule, ScheduleError
 from lib.predict.pipeline.play import Costs, play
@@ -25,7 +26,7 @@ class Rows(Hints):
             except Exception as error:  # the reader's code may raise anything
                 return self._not_yet(f"{where} it fails: {type(error).__name__}: {error}")
             if all(row is None or row is ... for row in rows):
-                return self._open(f"`{attempt.__name__}` returns nothing", self.task)
+                return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
             for rank, row in enumerate(rows):
                 if not isinstance(row, list | tuple):
                     return self._not_yet(f"{where} the row of rank {rank} is {row!r}, not a list.")

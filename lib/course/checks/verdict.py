@@ -3,6 +3,10 @@
 import re
 import textwrap
 from dataclasses import dataclass, field
+from functools import wraps
+
+from lib.course import progress
+from lib.course.checks.arguments import NotBegun, refusal
 
 _GAP = re.compile(r" {2,}")  # between the columns of a table
 WIDTH = 52  # characters in a line: about what a phone shows
@@ -21,19 +25,37 @@ class Verdict:
 
 @dataclass
 class Hints:
-    """The base of all exercises: each call of `hint()` prints the next hint, and then the last."""
+    """The base of all exercises: each call of `hint()` prints the next hint, and then the last.
+
+    The `check` of every exercise returns a verdict, whatever it is called with, and a solved one is
+    remembered where the reader works in a copy of the chapter.
+    """
 
     name: str = ""  # the exercise's name in the notebook
     hints: tuple[str, ...] = ()
     shown: int = field(default=0, init=False)
+    solved: bool = field(default=False, init=False)  # what the last verdict was
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "check" in vars(cls):
+            cls.check = _guarded(cls.check)
 
     def hint(self) -> None:
         """Print the next hint."""
+        print(_wrapped(self.next_hint()))
+
+    def next_hint(self) -> str:
+        """Return the next hint with its number, and count it as shown."""
         if not self.hints:
-            print("There is no hint for this exercise.")
-            return
+            return "There is no hint for this exercise."
         self.shown = min(self.shown + 1, len(self.hints))
-        print(_wrapped(f"Hint {self.shown} of {len(self.hints)}: {self.hints[self.shown - 1]}"))
+        return f"Hint {self.shown} of {len(self.hints)}: {self.hints[self.shown - 1]}"
+
+    def _unknown(self, given: dict, known: dict) -> str:
+        """Return a sentence where an answer was given to a question that is not asked."""
+        extra = [name for name in given if name not in known]
+        return f"Nothing here is called `{extra[0]}`: give {', '.join(known)}." if extra else ""
 
     def _open(self, why: str, task: str) -> Verdict:
         """Return the verdict on an exercise that the reader has not begun."""
@@ -46,6 +68,31 @@ class Hints:
 
     def _offer(self) -> str:
         return f"For a hint: {self.name}.hint()" if self.hints and self.name else ""
+
+
+def _guarded(check):
+    """Return a check that refuses in a sentence what it cannot take, and remembers what is solved.
+
+    A check that calls the one of its base class counts once.
+    """
+
+    @wraps(check)
+    def guarded(self, *args, **kwargs) -> Verdict:
+        if type(self).check is not guarded:
+            return check(self, *args, **kwargs)
+        self.solved = False
+        try:
+            if why := refusal(check, self.name, args, kwargs):
+                return self._not_yet(why)
+        except NotBegun as missing:
+            return self._open(str(missing), getattr(self, "task", ""))
+        verdict = check(self, *args, **kwargs)
+        self.solved = verdict.solved
+        if verdict.solved and (chapter := progress.here(self.name)):
+            progress.remember(chapter, self.name)
+        return verdict
+
+    return guarded
 
 
 def _wrapped(text: str) -> str:

@@ -6,6 +6,7 @@ from math import floor
 
 import torch
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.sent_bytes import sent
@@ -34,6 +35,8 @@ predict = Numbers(
         + 1,
         "staleness": most_stale(5, 3),
     },
+    kinds={"waiting": "ms", "top_k": "sent bytes", "sign": "sent bytes"},
+    ranks=RANKS,
     hints=(
         "In 12 rounds, five have a worker that takes 12 ms, and all others wait for it. The other "
         "rounds take 1 ms.",
@@ -126,7 +129,7 @@ class _Line(Hints):
         except RankError as error:
             return self._not_yet(f"It failed:\n\n{error}\n")
         if not all(row for _, row in answers):
-            return self._open(f"`{weights.__name__}` returns nothing", self.task)
+            return self._open(f"`{name_of(weights)}` returns nothing", self.task)
         for rank, (_, row) in enumerate(answers):
             far = sorted(set(row) - {rank - 1, rank, rank + 1})
             if far:
@@ -184,7 +187,7 @@ class _Invent(Hints):
             own = world.record(train_gpt, hook, 0)
         except RankError as error:
             if "'NoneType' object has no attribute 'wait'" in str(error):
-                return self._open(f"`{hook.__name__}` returns nothing", self.task)
+                return self._open(f"`{name_of(hook)}` returns nothing", self.task)
             return self._not_yet(f"It failed:\n\n{error}\n")
         plain = world.record(train_gpt, None, 0)
         counts, losses = zip(*((sent(ledger)[0], ledger.results[0]) for ledger in (plain, own)))

@@ -7,12 +7,14 @@ import torch
 from lib.course.checks.choices import Choices
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.data_parallel import bugs
 from lib.course.data_parallel.lessons import step_seconds
 from lib.course.source import Source, source
 from lib.draw.parts.style import amount
-from lib.predict.arguments import equal_share
+from lib.predict import hardware
+from lib.predict.arguments import equal_share, is_whole, whole
 from lib.predict.collectives.formulas import collective
 from lib.predict.data import dp_step
 from lib.predict.data.buckets import assign, exchanges
@@ -29,6 +31,8 @@ predict = Numbers(
         "sent": int(collective("all_reduce", 4, SHAPE.nbytes()).bytes),
         "devices": sum(size for _, size in dp_step.exchanges(SHAPE, 16 * 64 * 8, 16)),
     },
+    kinds={"sent": "sent bytes", "devices": "bytes"},
+    ranks=4,
     hints=(
         "Before the first backward nobody knows in which order the gradients will be ready, so "
         "the first step has a single bucket.",
@@ -131,6 +135,7 @@ find = _Find(
     name="find",
     task=f"Put one of {', '.join(_WORDS)} in place of each None, as text.",
     right=_BUGS,
+    words=tuple(_WORDS),
     hints=(
         "Ask three questions of each program. Do all ranks have the same norm after the exchange? "
         "Is it the norm of the whole batch? How many bytes were sent?",
@@ -153,11 +158,13 @@ class _Slower(Hints):
 
     def check(self, link=None, batch=None, ranks=None, why=None) -> Verdict:
         """Predict the time of a step on `ranks` and on twice as many."""
-        if None in (link, batch, ranks):
+        if any(map(is_missing, (link, batch, ranks))):
             return self._open("there is nothing to time", self.task)
-        if ranks < 2:
+        if is_whole(ranks) and ranks < 2:
             return self._not_yet("A single rank sends nothing. Choose `ranks` of at least 2.")
         try:
+            link = hardware.link(link).name
+            batch, ranks = whole(batch, "`batch`"), whole(ranks, "`ranks`", least=2)
             equal_share(batch, 2 * ranks, "The batch has {} samples")
         except ValueError as error:
             return self._not_yet(str(error))

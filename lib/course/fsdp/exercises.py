@@ -1,13 +1,16 @@
 """The exercises of chapter 3: predict, write, repair, choose and reshard."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.parallel.sharded.layout import Layout
 from lib.predict.collectives.exchange import sent_bytes
@@ -31,6 +34,8 @@ predict = Numbers(
         "fewest": fewest_ranks(LLAMA, DEVICE, 3),
         "sent": round(sent_bytes(of_step(LLAMA, GPUS, 3, itemsize=2)) / 1e9, 1),
     },
+    kinds={"zero_2": "GB", "zero_3": "GB", "sent": "sent GB"},
+    ranks=GPUS,
     hints=(
         "Mixed precision needs 2 bytes a parameter for the weights, 2 for the gradients and 12 for "
         "the optimizer. Which of them does ZeRO-2 divide by 512?",
@@ -73,10 +78,10 @@ def _forward_and_backward(attempt, x, shard, dy):
 class _Linear(Exercise):
     """Also counts the collectives: the weights must be gathered in forward and in backward."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: type[torch.autograd.Function], world) -> Verdict:
         """Run forward and backward of `attempt` on every rank, and return the verdict."""
         run = partial(_forward_and_backward, attempt)
-        run.__name__ = f"{attempt.__name__}.forward"
+        run.__name__ = f"{name_of(attempt)}.forward"
         return super().check(run, world)
 
     def _scored(self, ledger, world, inputs) -> Verdict:
@@ -180,8 +185,10 @@ class _Choose(Hints):
 
     def check(self, units=None, prefetch=None) -> Verdict:
         """Predict the step with these units and this limit."""
-        if units is None or prefetch is None:
+        if is_missing(units) or is_missing(prefetch):
             return self._open("there is nothing to predict", self.task)
+        if not isinstance(units, list | tuple):
+            return self._not_yet("The units are a list of whole numbers, such as [4, 4, 4, 4].")
         try:
             seconds, nbytes = self.tried(list(units), prefetch)
         except ValueError as error:
@@ -206,7 +213,7 @@ class _Reshard(Hints):
 
     task: str = "Fill in the body of `my_reshard`: return a list of `ranks` shards."
 
-    def check(self, attempt) -> Verdict:
+    def check(self, attempt: Callable) -> Verdict:
         """Cut shards of 4 ranks for 2 and those for 3, for several lengths."""
         for numel in (8, 7, 10, 1):
             values, shards = torch.arange(1.0, numel + 1), None
@@ -215,10 +222,15 @@ class _Reshard(Hints):
                 if ranks == 4:
                     shards = expected
                     continue
-                found = attempt(list(shards), numel, ranks)
-                if found is None or found is ...:
-                    return self._open(f"`{attempt.__name__}` returns nothing", self.task)
-                if wrong := difference(list(found), expected):
+                try:
+                    found = attempt(list(shards), numel, ranks)
+                except Exception as error:  # the reader's code may raise anything
+                    call = f"`{name_of(attempt)}` for {numel} elements and {ranks} ranks"
+                    return self._not_yet(f"{call} fails: {type(error).__name__}: {error}")
+                if is_missing(found):
+                    return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
+                found = list(found) if isinstance(found, list | tuple) else found
+                if wrong := difference(found, expected):
                     return self._not_yet(
                         f"From {len(shards)} ranks to {ranks}, with {numel} elements: {wrong}."
                     )

@@ -15,6 +15,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.verdict import Hints, Verdict
 
@@ -80,12 +81,12 @@ class AdamRepair(Hints):
         """Take six steps with two parameters, one of which has a gradient in three of them."""
         if attempt is None or attempt is ...:
             return self._open("there is no optimizer", self.task)
-        gradients, who = _gradients(), getattr(attempt, "__name__", "your optimizer")
+        gradients, who = _gradients(), name_of(attempt)
         with torch.device("cpu"):
             try:
                 results = _stepped(attempt, gradients)
             except Exception as error:  # the reader's code may raise anything
-                return self._not_yet(f"`{attempt.__name__}` fails: {type(error).__name__}: {error}")
+                return self._not_yet(f"`{who}` fails: {type(error).__name__}: {error}")
         if all(bool((weight == 1).all()) for own in results.values() for weight in own):
             return self._open(f"`{who}` changes no weight", self.task)
         for step in range(STEPS):

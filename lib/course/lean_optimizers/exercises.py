@@ -50,6 +50,7 @@ predict = Numbers(
             4 * WEIGHTS: "This is the momentum alone. The sums of SM3 come on top."
         },
     },
+    kinds={"adam": "bytes", "adafactor": "bytes", "sm3": "bytes", "sm3_with_momentum": "bytes"},
     hints=(
         "Adam keeps two numbers of 4 bytes for each weight. How many weights are there?",
         "Adafactor keeps one number for each row and one for each column of a matrix, and one for "

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.verdict import Hints, Verdict
 
@@ -93,7 +94,7 @@ class SM3Step(Hints):
 
     def check(self, attempt: Callable) -> Verdict:
         """Take a few steps with matrices of several sizes, each from the right state."""
-        name = getattr(attempt, "__name__", "your function")
+        name = name_of(attempt)
         with torch.device("cpu"):
             for size in SIZES:
                 state = torch.zeros(size[0]).double(), torch.zeros(size[1]).double()

@@ -38,6 +38,7 @@ predict = Numbers(
             -640.0: "The bias of four exponent bits is 2^3 - 1 = 7.",
         },
     },
+    kinds={"half": "value", "tiny": "value", "high": "value"},
     hints=(
         "A normal number is (-1)^sign · (1 + mantissa / 2^M) · 2^(exponent - bias), with M bits "
         "of mantissa and a bias of 2^(E - 1) - 1 for E bits of exponent.",

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Verdict
 
@@ -83,5 +84,5 @@ class Steps(Exercise):
     def check(self, attempt: Callable, world) -> Verdict:
         """Take the steps with `attempt` on every rank, and return the verdict."""
         run = partial(_tried, attempt)
-        run.__name__ = attempt.__name__
+        run.__name__ = name_of(attempt)
         return super().check(run, world)

@@ -7,6 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.verdict import Hints, Verdict
 
 LOWER = 2**16  # codes of a float32 that share their upper half, which is a bfloat16
@@ -118,7 +119,7 @@ class Stochastic(Hints):
 
     def check(self, attempt: Callable) -> Verdict:
         """Call `attempt` with exact values, with any numbers, and with many copies of a few."""
-        name = getattr(attempt, "__name__", "your function")
+        name = name_of(attempt)
         with torch.device("cpu"):
             try:
                 first = attempt(torch.tensor([1.0]), _seeded(0))

@@ -30,6 +30,8 @@ predict = Numbers(
         "capacity": CAPACITY,
         "dropped": round(100 * (BUSY - CAPACITY) / ROWS, 2),
     },
+    kinds={"dispatch": "sent MB", "dropped": "%"},
+    ranks=RANKS,
     hints=(
         "Each token is sent as 2 rows, and of 8 rows 7 leave their rank.",
         "A row has 4,096 numbers of 2 bytes. The capacity is 1.25 times an expert's mean load.",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
@@ -40,6 +41,8 @@ predict = Numbers(
         "interleaved": lambda: score(schedules.interleaved(16, 24, 2), _EIGHT).makespan,
         "zb_h1": lambda: play(schedules.zb_h1(8, 24), _EIGHT).makespan,
     },
+    kinds={"makespan": "ms", "overhead": "%", "interleaved": "ms", "zb_h1": "ms"},
+    ranks=8,
     hints=(
         "A rank works for m (T_F + T_B). The makespan is that work and the rank's idle time, "
         "(p - 1)(T_F + T_B). Share and overhead divide the idle time by different things.",
@@ -109,10 +112,10 @@ class _Halves(Hints):
                     result = attempt(*arguments)
                 except Exception as error:  # the reader's code may raise anything
                     failure = f"fails for x {list(shape)}: {type(error).__name__}: {error}"
-                    return self._not_yet(f"`{attempt.__name__}` {failure}")
+                    return self._not_yet(f"`{name_of(attempt)}` {failure}")
                 if result is None or result is ...:
-                    return self._open(f"`{attempt.__name__}` returns nothing", self.task)
-                wrong = difference(result, expected, f"`{attempt.__name__}` for x {list(shape)}:")
+                    return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
+                wrong = difference(result, expected, f"`{name_of(attempt)}` for x {list(shape)}:")
                 if wrong:
                     return self._not_yet(f"{wrong}.")
         done = "I needs g and the weights; W needs g and x. Neither needs the other's result."

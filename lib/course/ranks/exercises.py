@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import torch
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise, Par
+from lib.course.checks.read_number import NoNumber, is_missing, read_number
 from lib.course.checks.sent_bytes import critical, sent
 from lib.course.checks.verdict import Hints, Verdict
 from lib.draw.parts.style import amount
@@ -45,6 +47,8 @@ predict = Numbers(
         "ring_rounds": formulas.all_reduce("ring", 8, 2_000_000).rounds,
         "tree_rounds": formulas.all_reduce("tree", 8, 2_000_000).rounds,
     },
+    kinds={"all_gather": "sent bytes", "all_reduce": "sent bytes"},
+    ranks=8,
     hints=(
         "S is the full buffer of 8,000,000 bytes. In the all-gather of a ring, each rank passes on "
         "all pieces but one, and a piece has S/8 bytes.",
@@ -145,9 +149,16 @@ class _BusBandwidth(Hints):
     def check(self, attempt: Callable) -> Verdict:
         """Call `attempt` on the example and on other all-reduces."""
         for case in self.cases:
-            rate = attempt(case.ledger())
-            if rate is None or rate is ...:
-                return self._open(f"`{attempt.__name__}` returns nothing", self.task)
+            try:
+                rate = attempt(case.ledger())
+                if is_missing(rate):
+                    return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
+                rate = read_number(rate)
+            except NoNumber as refusal:
+                return self._not_yet(f"What `{name_of(attempt)}` returns is no rate. {refusal}")
+            except Exception as error:  # the reader's code may raise anything
+                failure = f"fails: {type(error).__name__}: {error}"
+                return self._not_yet(f"`{name_of(attempt)}` {failure}")
             if not abs(rate - case.rate()) <= 0.01 * case.rate():
                 return self._not_yet(_wrong_rate(case, rate, is_example=case is self.cases[0]))
         example = amount(self.cases[0].rate(), "B/s")

@@ -1,5 +1,6 @@
 """The exercises of chapter 9: predict, write, repair, and a plan by hand."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -7,8 +8,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.predict.recompute import BlockCost, best, every, smallest_peak, use_of
 from lib.predict.recompute.plan import checked
@@ -32,6 +35,7 @@ predict = Numbers(
         "peak": _peak(BEST_K),
         "longer": round(100 * FORWARD / (FORWARD + BACKWARD), 1),
     },
+    kinds={"peak": "MB", "longer": "%"},
     hints=(
         "With k blocks in a checkpoint, 100/k inputs are held after forward. While backward goes "
         "through the last checkpoint, k blocks hold all that they need, and 100/k - 1 inputs of "
@@ -108,10 +112,10 @@ def _write_counted(attempt) -> tuple[int, int]:
 class _Write(Exercise):
     """Also counts the runs of the function and what is kept."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: type[torch.autograd.Function], world) -> Verdict:
         """Run forward and backward of `attempt` on every rank, and return the verdict."""
         run = partial(_write_tried, attempt)
-        run.__name__ = f"{attempt.__name__}.forward"
+        run.__name__ = f"{name_of(attempt)}.forward"
         verdict = super().check(run, world)
         if not verdict.solved:
             return verdict
@@ -189,10 +193,10 @@ def _repair_tried(attempt, seed: int, x, weight):
 class _Repair(Exercise):
     """Gives the reader's checkpoint a function that draws random numbers."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: Callable, world) -> Verdict:
         """Run a step with `attempt` on every rank, and return the verdict."""
         run = partial(_repair_tried, attempt)
-        run.__name__ = attempt.__name__
+        run.__name__ = name_of(attempt)
         return super().check(run, world)
 
 
@@ -235,7 +239,7 @@ class _ByHand(Hints):
 
     def check(self, plan=None) -> Verdict:
         """Say what the plan holds and computes again, and what the best plan does."""
-        if not plan:
+        if is_missing(plan):
             return self._open("there is no plan", self.task)
         try:
             own = use_of(checked(plan, len(UNEQUAL)), UNEQUAL)

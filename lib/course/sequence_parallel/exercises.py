@@ -1,5 +1,6 @@
 """The exercises of chapter 12: predict, write, repair, and a layout for packed documents."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 
@@ -8,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.sequence_parallel.lessons import CHUNKS, block, chunk_scores
 from lib.predict.sequence.traffic import of_layer
@@ -26,6 +28,8 @@ predict = Numbers(
     name="predict",
     task="Put a number in place of each None.",
     answers={"ring": round(_sent("ring"), 1), "ulysses": round(_sent("ulysses"), 1)},
+    kinds={"ring": "sent MB", "ulysses": "sent MB"},
+    ranks=RANKS,
     hints=(
         "Each rank has 131,072 ÷ 16 tokens, and a head has 8,192 ÷ 64 numbers for each of them.",
         "In the ring a rank sends K and V of 8 heads, 15 times.",
@@ -71,7 +75,7 @@ def _merge_reference(inputs) -> list:
 class Merge(Exercise):
     """Lets an attempt merge several blocks, one after the other, and judges what comes out."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: Callable, world) -> Verdict:
         """Run the attempt on every rank of `world`, with two blocks and with three."""
 
         @wraps(attempt)
@@ -188,9 +192,11 @@ class Layout(Hints):
 
     def check(self, ranks_of_chunks=None) -> Verdict:
         """Say how many scores the slowest rank has, and how many it has in the best layout."""
-        if not ranks_of_chunks:
+        if is_missing(ranks_of_chunks):
             return self._open("no rank is there", self.task)
-        if sorted(ranks_of_chunks) != sorted([0, 1, 2, 3] * 2):
+        if not isinstance(ranks_of_chunks, list | tuple):
+            return self._not_yet("The ranks are a list, such as [0, 1, 2, 3, 3, 2, 1, 0].")
+        if [sum(rank is n for rank in ranks_of_chunks) for n in range(4)] != [2] * 4:
             return self._not_yet("Each of the ranks 0 to 3 has two of the eight chunks.")
         own, par = _slowest(ranks_of_chunks), _slowest(best_layout())
         words = f"The slowest rank has {own:,} scores; in the best layout it has {par:,}."

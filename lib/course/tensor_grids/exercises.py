@@ -1,10 +1,12 @@
 """The exercises of chapter 5: predict, write and repair."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Verdict
@@ -28,6 +30,7 @@ predict = Numbers(
         "square": round(_forward(RankGrid("2d", 4)), 1),
         "cube": round(_forward(RankGrid("3d", 4)), 1),
     },
+    kinds={"square": "sent MB", "cube": "sent MB"},
     hints=(
         "On 4×4 ranks a tile of x has 16,384/4 · 12,288/4 numbers, and one of W 12,288/4 · "
         "49,152/4. How many broadcasts of each does a rank take part in?",
@@ -83,10 +86,10 @@ def _on_a_square(attempt, *tiles):
 class _Product(Exercise):
     """Also counts the collectives."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: Callable, world) -> Verdict:
         """Run `attempt` on a square of all ranks of `world`, and return the verdict."""
         run = partial(_on_a_square, attempt)
-        run.__name__ = attempt.__name__
+        run.__name__ = name_of(attempt)
         return super().check(run, world)
 
     def _scored(self, ledger, world, inputs) -> Verdict:

@@ -1,14 +1,17 @@
 """The exercises of chapter 4: predict, write, repair, and a plan for somebody else's model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.tensor_parallel.stranger import Stranger
 from lib.parallel.tensor import plain_gradients, tensor_parallel
@@ -30,6 +33,8 @@ predict = Numbers(
         "megabytes": round(_SUM.bytes / 1e6, 2),
         "sent": round(sent_bytes([_SUM] * 4) / 1e6, 1),
     },
+    kinds={"megabytes": "MB", "sent": "sent MB"},
+    ranks=RANKS,
     hints=(
         "A row layer needs an all-reduce in forward and none in backward. A column layer needs "
         "none in forward; what does it need in backward?",
@@ -70,10 +75,10 @@ def _forward_and_backward(attempt, x, weight, bias, dy):
 class _Row(Exercise):
     """Also counts the collectives: one all_reduce is enough, and backward needs none."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: type[torch.autograd.Function], world) -> Verdict:
         """Run forward and backward of `attempt` on every rank, and return the verdict."""
         run = partial(_forward_and_backward, attempt)
-        run.__name__ = f"{attempt.__name__}.forward"
+        run.__name__ = f"{name_of(attempt)}.forward"
         return super().check(run, world)
 
     def _scored(self, ledger, world, inputs) -> Verdict:
@@ -140,10 +145,10 @@ def _normed(attempt, x, gain, dy):
 class _Norm(Exercise):
     """Runs a norm over each head forward and backward, with heads that are split."""
 
-    def check(self, attempt, world) -> Verdict:
+    def check(self, attempt: Callable, world) -> Verdict:
         """Run `attempt` on every rank, and return the verdict."""
         run = partial(_normed, attempt)
-        run.__name__ = attempt.__name__
+        run.__name__ = name_of(attempt)
         return super().check(run, world)
 
 
@@ -208,8 +213,10 @@ class _Plan(Hints):
 
     def check(self, plan, world) -> Verdict:
         """Say whether logits and gradients are right, and whether all matrices are split."""
-        if plan is None or plan is ... or plan == {}:
+        if is_missing(plan) or (isinstance(plan, dict) and not plan):
             return self._open("the plan is empty", self.task)
+        if not isinstance(plan, dict):
+            return self._not_yet(f"The plan is a {type(plan).__name__}, not a dict. {self.task}")
         try:
             answers = world.run(_split_stranger, plan)
         except RankError as error:

@@ -12,6 +12,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado.web import HTTPError, authenticated
 
+from lib.course import progress
 from lib.course.tools import copies
 from lib.course.tools.widgets import STATE
 
@@ -24,11 +25,15 @@ class Chapter(APIHandler):
     @authenticated
     @authorized
     def get(self):
-        """Send {title, copy, is_copy, newer, changed} of a chapter, {} of any other notebook."""
+        """Send {title, copy, is_copy, newer, changed, solved} of a chapter; {} of another notebook.
+
+        `solved` has the names of the exercises that the reader has solved.
+        """
         root, path, copy = self._asked()
         about = {}
         if copy:
             about = {"title": copy.title, "copy": copy.path.relative_to(root).as_posix()}
+            about["solved"] = progress.solved().get(copy.path.stem, [])
             about |= {"is_copy": path == copy.path, "newer": copy.newer, "changed": copy.changed}
         self.finish(about)
 

@@ -265,9 +265,9 @@ def test_numbers_are_compared_one_by_one():
     numbers = Numbers(task="Put numbers.", answers={"a": 1000, "b": lambda: 6})
     assert numbers.check(a=None, b=None).text.startswith("Not solved yet: no number")
     assert "Put numbers." in numbers.check().text
-    some = numbers.check(a=2000, b=None)
+    some = numbers.check(a=3000, b=None)
     assert not some.solved
-    assert some.text == "Not yet. Your numbers:\n  a: 2,000 is too much\n  b: not answered yet"
+    assert some.text == "Not yet. Your numbers:\n  a: 3,000 is too much\n  b: not answered yet"
     assert "a: 10 is too little" in numbers.check(a=10, b=6).text
     assert numbers.check(a=1000, b=6).text == "Solved.\n  a: right, 1,000\n  b: right, 6"
 

@@ -1,0 +1,285 @@
+// Buttons below the exercises of a chapter, beside the code way: Check runs the cell, and the cells
+// that define the attempt; Hint asks the kernel for the next hint. Nothing of this is stored in the
+// notebook. What the kernel answers is in lib/course/exercise_bar.py.
+"use strict";
+
+{
+  const IMPORT = /^from (lib\.course\.\w+\.exercises) import (?:\(([^)]*)\)|(.*))$/gm;
+  const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
+  const STYLE = `
+.mr-exercise { display: flex; flex-wrap: wrap; align-items: center; gap: 6px 8px;
+  margin: 4px 0 2px calc(var(--jp-cell-prompt-width, 64px) + var(--jp-cell-collapser-width, 8px));
+  padding: 2px 8px; color: var(--jp-ui-font-color1); font-family: var(--jp-ui-font-family);
+  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.5; }
+.mr-exercise button { font: inherit; color: inherit; min-height: 24px; padding: 1px 12px;
+  cursor: pointer; background: var(--jp-layout-color2); border-radius: var(--jp-border-radius, 2px);
+  border: 1px solid var(--jp-ui-font-color2); }
+.mr-exercise button:hover { background: var(--jp-layout-color3); }
+.mr-exercise button:focus-visible { outline: 2px solid var(--jp-brand-color1);
+  outline-offset: 2px; }
+.mr-exercise button[aria-disabled="true"] { border-style: dashed; cursor: default; }
+.mr-exercise-solved { font-weight: 600; }
+.mr-exercise-said, .mr-exercise ol { flex-basis: 100%; margin: 0; }
+.mr-exercise ol { padding: 0; list-style: none; }
+.mr-exercise li { margin-top: 4px; max-width: 42em; }
+.mr-exercise code { font-family: var(--jp-code-font-family); font-size: 0.95em; }
+.mr-exercise :empty:not(button) { display: none; }
+@media only screen and (width <= 760px) { /* where JupyterLab puts the prompt above a cell */
+  .mr-exercise { margin-left: var(--jp-cell-collapser-width, 8px); padding: 2px 6px; } }`;
+  let jupyter; // what JupyterLab shares
+
+  // The plugin; `shared(name)` gives a module that JupyterLab shares.
+  globalThis.manyRanksExercises = async (shared) => {
+    const names = ["@jupyterlab/notebook", "@jupyterlab/services", "@lumino/widgets"];
+    const [notebook, services, widgets] = await Promise.all(names.map(shared));
+    jupyter = { ...notebook, ...services, ...widgets };
+    return { id: "many-ranks:exercises", autoStart: true, activate };
+  };
+
+  function activate(app) {
+    const style = document.createElement("style");
+    style.textContent = STYLE;
+    document.head.append(style);
+    app.docRegistry.addWidgetExtension("Notebook", {
+      createNew: (panel, context) => void attend(app, panel, context).catch(console.warn),
+    });
+  }
+
+  // Keeps the bars of a notebook where its exercises are, whatever is typed or moved.
+  async function attend(app, panel, context) {
+    await context.ready;
+    const bars = new Map(); // cell widget -> bar
+    let timer = 0, remembered = [];
+    const renew = () => !panel.isDisposed && renewBars(panel, bars, remembered);
+    context.model.contentChanged.connect(() => {
+      clearTimeout(timer);
+      timer = setTimeout(renew, 200);
+    });
+    const ran = (_, { cell }) => void bars.get(cell)?.ran().catch(() => {}); // a kernel that ended
+    jupyter.NotebookActions.executed.connect(ran);
+    panel.disposed.connect(() => jupyter.NotebookActions.executed.disconnect(ran));
+    renew();
+    remembered = await solvedOf(app, context.path);
+    renew();
+  }
+
+  // The names of the exercises that the reader has solved in a chapter, as the server knows them.
+  async function solvedOf(app, path) {
+    const { ServerConnection } = jupyter, settings = app.serviceManager.serverSettings;
+    const address = `${settings.baseUrl}many-ranks/chapter?path=${encodeURIComponent(path)}`;
+    const answer = await ServerConnection.makeRequest(address, {}, settings);
+    return answer.ok ? ((await answer.json()).solved ?? []) : [];
+  }
+
+  const sourceOf = (cell) => cell.model.sharedModel.getSource();
+  const codeCells = (panel) => panel.content.widgets.filter(({ model }) => model.type === "code");
+
+  function renewBars(panel, bars, remembered) {
+    const cells = codeCells(panel), sources = cells.map(sourceOf);
+    const modules = new Map(); // name of an exercise -> the module that has it
+    for (const [, module, inside, line] of sources.join("\n").matchAll(IMPORT)) {
+      for (const name of (inside ?? line).match(/\w+/g) ?? []) modules.set(name, module);
+    }
+    for (const cell of [...bars.keys()].filter((cell) => !cells.includes(cell))) bars.delete(cell);
+    cells.forEach((cell, place) => {
+      const names = [...sources[place].matchAll(CHECK)].map(([, name]) => name);
+      const name = names.find((name) => modules.has(name));
+      const bar = bars.get(cell);
+      if (bar?.name !== name) {
+        bar?.dispose();
+        bars.delete(cell);
+        if (name) bars.set(cell, new Bar(panel, cell, modules.get(name), name));
+      }
+      if (name && remembered.includes(name)) bars.get(cell).markSolved();
+    });
+  }
+
+  // The cells that Check runs: the cell itself, and those above that define what it is given.
+  function cellsOf(panel, cell) {
+    const cells = codeCells(panel), place = cells.indexOf(cell), source = sourceOf(cell);
+    const words = new Set(source.slice(source.search(CHECK)).match(/[A-Za-z_]\w*/g));
+    const defines = (text, word) => {
+      const line = new RegExp(`^(?:(?:async )?def|class) ${word}\\b|^${word} *=[^=]`, "m");
+      return line.test(text) && !text.includes("World(");
+    };
+    const found = new Set([cell]);
+    for (const word of words) {
+      if (defines(source, word)) continue;
+      const above = cells.slice(0, place).reverse().find((one) => defines(sourceOf(one), word));
+      if (above) found.add(above);
+    }
+    return cells.filter((one) => found.has(one));
+  }
+
+  class Bar {
+    constructor(panel, cell, module, name) {
+      Object.assign(this, { panel, cell, module, name, isBusy: false });
+      const make = (tag, label, act) => {
+        const node = document.createElement(tag);
+        if (label) node.textContent = label;
+        if (act) Object.assign(node, { type: "button", onclick: () => this.act(act) });
+        return node;
+      };
+      this.check = make("button", "Check", () => this.runChecked());
+      this.hint = make("button", "Hint", () => this.askHint());
+      this.mark = make("span");
+      this.mark.className = "mr-exercise-solved";
+      this.said = make("div");
+      this.said.className = "mr-exercise-said";
+      this.said.setAttribute("role", "status");
+      this.above = make("button", "Run the cells above, then check", () => this.runAbove());
+      this.above.hidden = true;
+      this.hints = make("ol");
+      this.hints.setAttribute("aria-live", "polite");
+      this.widget = new jupyter.Widget();
+      const { node } = this.widget;
+      node.className = "mr-exercise";
+      node.setAttribute("role", "group");
+      node.setAttribute("aria-label", `Exercise ${name}`);
+      node.setAttribute("data-lm-suppress-shortcuts", "true"); // keys here edit no cell
+      for (const type of ["keydown", "dblclick"]) {
+        node.addEventListener(type, (event) => event.stopPropagation());
+      }
+      node.append(this.check, this.hint, this.mark, this.said, this.above, this.hints);
+      void cell.ready.then(() => this.place());
+    }
+
+    place() {
+      const { layout } = this.cell;
+      if (this.widget.isDisposed || !layout) return;
+      const isOutput = (widget) => widget.hasClass("jp-Cell-outputWrapper");
+      const at = [...layout.widgets].findIndex(isOutput);
+      layout.insertWidget(at < 0 ? layout.widgets.length : at, this.widget);
+    }
+
+    dispose() {
+      this.widget.dispose();
+    }
+
+    get kernel() {
+      return this.panel.sessionContext.session?.kernel;
+    }
+
+    // Does one thing at a time; what goes wrong is said below the buttons.
+    async act(work) {
+      if (this.isBusy) return;
+      this.setBusy(true);
+      try {
+        await work();
+      } catch (error) {
+        this.say(String(error.message ?? error));
+      } finally {
+        this.setBusy(false);
+      }
+    }
+
+    setBusy(isBusy) {
+      this.isBusy = isBusy;
+      const isLast = this.hints.childElementCount === this.total;
+      this.check.setAttribute("aria-disabled", String(isBusy));
+      this.hint.setAttribute("aria-disabled", String(isBusy || isLast));
+      this.hint.textContent = isLast ? "No more hints" : "Hint";
+    }
+
+    say(text, withAbove = false) {
+      this.said.replaceChildren(...rich(text));
+      this.above.hidden = !withAbove;
+    }
+
+    markSolved() {
+      this.mark.textContent = "✓ Solved";
+    }
+
+    // What `lib.course.exercise_bar` answers, without a trace in the notebook or in its history.
+    async ask(question, ...words) {
+      const given = words.map((word) => JSON.stringify(word)).join(", ");
+      const answer = `__import__("lib.course.exercise_bar", fromlist=["_"]).${question}(${given})`;
+      const future = this.kernel.requestExecute({
+        code: "",
+        silent: true,
+        store_history: false,
+        allow_stdin: false,
+        user_expressions: { answer },
+      });
+      const { content } = await future.done;
+      const said = content.user_expressions?.answer;
+      if (said?.status !== "ok") {
+        throw new Error(`The kernel cannot answer: ${said?.evalue ?? content.evalue ?? "stopped"}.`);
+      }
+      return said.data["application/json"];
+    }
+
+    async askHint() {
+      if (!this.kernel) {
+        this.say("The kernel gives the hints, and none runs yet.", true);
+        return;
+      }
+      this.say(this.kernel.status === "idle" ? "" : "Waiting for the kernel…");
+      const { shown, hints } = await this.ask("hint", this.module, this.name);
+      this.say(hints ? "" : "There is no hint for this exercise.");
+      this.show(shown, hints);
+    }
+
+    show(shown, total) {
+      this.total = total;
+      shown.slice(this.hints.childElementCount).forEach((text) => {
+        const item = document.createElement("li");
+        const number = this.hints.childElementCount + 1;
+        item.append(...rich(`Hint ${number} of ${total}: ${text}`));
+        this.hints.append(item);
+      });
+    }
+
+    async runChecked() {
+      if (!this.kernel) {
+        this.say("No kernel runs yet, and no cell of this chapter has run.", true);
+        return;
+      }
+      const cells = cellsOf(this.panel, this.cell);
+      this.say(this.kernel.status === "idle" ? "" : "Waiting for the kernel…");
+      const { names } = await this.ask("missing", cells.map(sourceOf));
+      if (names.length) {
+        const [are, they] = names.length > 1 ? ["are", "they"] : ["is", "it"];
+        const list = names.map((name) => `\`${name}\``).join(", ");
+        this.say(`${list} ${are} not known to the kernel yet. Run the cells above first.`, true);
+        return;
+      }
+      this.say("");
+      await this.run(cells);
+    }
+
+    run(cells) {
+      const { content, sessionContext } = this.panel;
+      return jupyter.NotebookActions.runCells(content, cells, sessionContext);
+    }
+
+    async runAbove() {
+      const { sessionContext } = this.panel;
+      this.say("The cells above run…");
+      if (!this.kernel) {
+        await sessionContext.changeKernel({ name: sessionContext.kernelPreference.name });
+      }
+      const cells = codeCells(this.panel);
+      const isDone = await this.run(cells.slice(0, cells.indexOf(this.cell)));
+      this.say(isDone ? "" : "A cell above has failed: see what it says.");
+      if (isDone) await this.runChecked();
+    }
+
+    // The cell has run, by a button or by a key.
+    async ran() {
+      const { solved, shown, hints } = await this.ask("state", this.module, this.name);
+      if (solved) this.markSolved();
+      this.show(shown, hints);
+      this.setBusy(this.isBusy);
+    }
+  }
+
+  // Text whose parts between backticks are code.
+  const rich = (text) =>
+    text.split("`").map((part, number) => {
+      if (number % 2 === 0) return document.createTextNode(part);
+      const code = document.createElement("code");
+      code.textContent = part;
+      return code;
+    });
+}

@@ -1,0 +1,89 @@
+"""The buttons below an exercise in JupyterLab: Check, Hint, what is missing, and what is solved."""
+
+import json
+
+import nbformat
+import pytest
+
+from lib.course.lean_optimizers.exercises import predict
+from lib.course.tools.run import KERNEL
+from tests.browser.seen import SCREENSHOTS
+from tests.browser.test_access import complaints
+
+SETUP = """from pathlib import Path
+from lib.course import progress
+progress.folder = Path.cwd
+from math import pi as limit"""
+PREDICT = """from lib.course.lean_optimizers.exercises import predict
+
+predict.check(adam=None, adafactor=None, sm3=None, sm3_with_momentum=None)"""
+ATTEMPT = """import torch
+
+
+def my_sm3(rows, columns, gradient):
+    nu = torch.minimum(rows[:, None], columns[None]) + gradient**2
+    return nu, nu.amax(1), nu.amax(0)"""
+WRITE = """from lib.course.lean_optimizers.exercises import write
+
+write.check(my_sm3 if limit else None)"""
+SOURCES = [SETUP, PREDICT, ATTEMPT, WRITE]
+COUNTS = (
+    "() => [...jupyterapp.shell.currentWidget.content.widgets].map(c => c.model.executionCount)"
+)
+
+
+@pytest.fixture
+def chapter(lab, folder):
+    """A page with a short chapter 11 that nobody has run, and the path of its file."""
+    path = folder / "11-lean-optimizers.ipynb"
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(SOURCES)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
+    page = lab.open(path.stem)
+    yield page, path
+    page.context.close()
+
+
+def bar_of(page, exercise):
+    return page.get_by_role("group", name=f"Exercise {exercise}", exact=True)
+
+
+def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
+    page, path = chapter
+    bar = bar_of(page, "predict")
+    bar.wait_for()
+    hint = bar.get_by_role("button", name="Hint")
+    hint.focus()
+    for number in (1, 2, 3):
+        page.keyboard.press("Enter")
+        bar.get_by_text(f"Hint {number} of 3: ").wait_for()
+    assert bar.get_by_role("listitem").all_inner_texts()[0].endswith(predict.hints[0])
+    bar.get_by_role("button", name="No more hints").wait_for()
+    assert page.evaluate("() => jupyterapp.shell.currentWidget.content.mode") == "command"
+    assert page.evaluate(COUNTS) == [None] * 4, "a hint leaves no trace in the notebook"
+
+    bar = bar_of(page, "write")
+    bar.get_by_role("button", name="Check", exact=True).click()
+    bar.get_by_text("limit is not known to the kernel yet. Run the cells above first.").wait_for()
+    page.screenshot(path=SCREENSHOTS / "exercise-bar-missing.png")
+    assert page.evaluate(COUNTS) == [None] * 4
+    bar.get_by_role("button", name="Run the cells above, then check").click()
+    bar.get_by_text("✓ Solved").wait_for()
+    assert page.evaluate(COUNTS) == [1, 2, 4, 5], "the attempt is defined anew before its check"
+    assert json.loads((path.parent / "progress.json").read_text()) == {path.stem: ["write"]}
+    assert not bar_of(page, "predict").get_by_text("Solved").count()
+
+    page.evaluate("() => jupyterapp.shell.collapseLeft()")
+    for dark in (False, True):
+        lab.turn(page, dark=dark)
+        said = complaints(page, ".mr-exercise")
+        assert not said, said
+        for width in (360, 640, 1200):
+            page.set_viewport_size({"width": width, "height": 900})
+            hints = bar_of(page, "predict").get_by_role("listitem").first.bounding_box()
+            assert hints["x"] + hints["width"] <= width, "a hint is cut off"
+            page.screenshot(path=SCREENSHOTS / f"exercise-bar-{width}-{dark}.png")
+    lab.turn(page, dark=False)
+    page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    after = nbformat.read(path, as_version=4)
+    assert [cell.source for cell in after.cells] == SOURCES
+    assert "mr-exercise" not in path.read_text() and "Hint 1" not in path.read_text()

@@ -1,0 +1,81 @@
+"""What the kernel answers the bar below an exercise, and what it remembers."""
+
+from types import SimpleNamespace
+
+import IPython
+import pytest
+
+from lib.course import exercise_bar, progress
+from lib.course.lean_optimizers import exercises
+
+MODULE = "lib.course.lean_optimizers.exercises"
+RIGHT = dict(exercises.predict.answers)
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """A notebook's shell that knows `world`, whose cells are as Python wants them."""
+    made = SimpleNamespace(user_ns={"world": 1}, transform_cell=lambda source: source)
+    monkeypatch.setattr(exercise_bar, "get_ipython", lambda: made)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        (["write.check(attempt, world)"], ["attempt", "write"]),
+        (["def attempt(x): return x + y", "write = 1\nwrite.check(attempt, world)"], ["y"]),
+        (["from a import b as c, d\nimport e.f\nc(d, e, print)"], []),
+        (["def attempt(x, *rest, k=1): return [z for z in rest], x, k\nattempt(1)"], []),
+        (["class A(B):\n    def f(self): return self"], ["B"]),
+        (["this is no Python"], []),
+    ],
+)
+def test_the_names_that_cells_lack_are_told(shell, sources, names):
+    assert exercise_bar.missing(sources) == {"names": names}
+
+
+def test_hints_come_one_by_one_and_reach_the_page_as_json(shell, monkeypatch):
+    monkeypatch.setattr(exercises.repair, "shown", 0)
+    hints = exercises.repair.hints
+    for number in (1, 2, 3, 3):
+        answer = exercise_bar.hint(MODULE, "repair")
+        assert answer == {"solved": False, "shown": list(hints[:number]), "hints": 3}
+        assert answer._repr_mimebundle_()["application/json"] == answer
+    assert exercise_bar.state(MODULE, "repair") == answer
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The reader's own folder, which is not made yet."""
+    monkeypatch.setattr(progress, "folder", lambda: tmp_path / "my-chapters")
+    return tmp_path / "my-chapters"
+
+
+def test_what_is_solved_in_the_readers_copy_is_remembered(shell, folder, monkeypatch):
+    copy = folder / "11-lean-optimizers.ipynb"
+    monkeypatch.setenv("JPY_SESSION_NAME", str(copy))
+    exercises.predict.check(adam=1)
+    assert progress.solved() == {} and not exercises.predict.solved
+    verdict = exercises.predict.check(**RIGHT)
+    assert verdict.solved and exercises.predict.solved
+    assert progress.solved() == {"11-lean-optimizers": ["predict"]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "chapters/11-lean-optimizers.ipynb", "my-chapters/03-fsdp-kept-2026-11-26.ipynb",
+     "my-chapters/07-asynchronous-pipelines-kept.ipynb", "my-chapters/mine.ipynb"],
+)  # fmt: skip
+def test_nothing_is_remembered_outside_a_copy(shell, folder, monkeypatch, path):
+    monkeypatch.setenv("JPY_SESSION_NAME", path and str(folder.parent / path))
+    assert exercises.predict.check(**RIGHT).solved
+    assert not folder.exists()
+
+
+def test_nothing_is_remembered_outside_a_notebook(folder, monkeypatch):
+    """A program that is started from a cell, such as a test, inherits the name of its notebook."""
+    monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "11-lean-optimizers.ipynb"))
+    assert exercises.predict.check(**RIGHT).solved
+    assert not folder.exists()
