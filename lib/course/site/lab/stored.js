@@ -1,5 +1,6 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
-// pictures.js, saving.js (what a notebook's file holds) and copies.js (the reader's own chapters).
+// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
+// places.js (where the reader is in them), course.js (the first page) and asking.js (the server).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -82,12 +83,17 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const loaded = Promise.all(["pictures.js", "saving.js", "copies.js"].map(load));
+  const names = ["pictures", "saving", "asking", "copies", "places", "course"];
+  const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
+  const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
+  sheet.href = new URL("course.css", here);
+  document.head.append(sheet);
 
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
     async get() {
-      const plugins = [extension, await manyRanksCopies(shared)];
+      const ours = await Promise.all([manyRanksCopies(shared), manyRanksCourse(shared)]);
+      const plugins = [extension, ...ours];
       return () => plugins;
     },
   };
