@@ -15,6 +15,7 @@ from tests.browser.test_access import complaints
 
 PAGE = ".many-ranks-course"
 SHOWN = chapters()[:3]
+OPEN = "async () => { await jupyterapp.commands.execute('many-ranks:course'); }"
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,7 @@ def course(tmp_path_factory):
     """A course of the first three chapters, with the reader's copies."""
     made = tmp_path_factory.mktemp("course")
     (made / "chapters").mkdir()
+    shutil.copytree(ROOT / "chapters/images", made / "chapters/images")
     for chapter in SHOWN:
         shutil.copy(ROOT / chapter.file, made / chapter.file)
     about = ("minutes", "ranks", "needs", "gives")
@@ -71,7 +73,7 @@ def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course
     page.wait_for_function(ready, arg=f"my-chapters/{SHOWN[1].name}.ipynb")
     bar = page.locator(".jp-NotebookPanel-toolbar:visible")
     bar.get_by_role("button", name="Chapter 2 →").wait_for()
-    page.evaluate("() => (jupyterapp.shell.currentWidget.content.activeCellIndex = 9)")
+    page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 9; }")
     cell = page.evaluate("() => jupyterapp.shell.currentWidget.content.activeCell.model.id")
     copy = copies.of(course / SHOWN[1].file)
     for _ in range(100):
@@ -93,7 +95,7 @@ def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course
     page.wait_for_function(
         "(id) => jupyterapp.shell.currentWidget.content?.activeCell?.model.id === id", arg=cell
     )
-    page.evaluate("() => jupyterapp.commands.execute('many-ranks:course')")
+    page.evaluate(OPEN)
     page.locator(f"{PAGE} h1").wait_for()
 
 
@@ -101,7 +103,7 @@ def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_is_readable_everywhere(desk, width, dark):
     lab, page = desk
-    page.evaluate("() => jupyterapp.commands.execute('many-ranks:course')")
+    page.evaluate(OPEN)
     lab.turn(page, dark=dark)
     wide(page, width)
     node = page.locator(PAGE)
