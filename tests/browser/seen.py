@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 SCREENSHOTS = Path(__file__).parents[2] / "_build" / "screenshots"
-PATIENCE = 120  # seconds for anything to appear; JupyterLab and a kernel start within
+PATIENCE = 30  # seconds for anything to appear; JupyterLab and a kernel start within
 
 
 class Seen:

@@ -2,16 +2,22 @@
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.course.tools.test_road import ROOT, call
 
-NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+# Runs a command in the folder $0, which is mounted read-only for it alone.
+_MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && exec "$@"'
+
+
+def read_only(folder, *words):
+    """The words that run a command in a folder which it cannot write, even as root."""
+    return ["unshare", "-m", "sh", "-c", _MOUNT, str(folder), *words]
+
+
 # What a reader does who starts the course and runs the first cells of a chapter.
 FIRST_CELLS = """
 import sys
@@ -33,28 +39,23 @@ print(done.cells[-1].outputs[0].text, stored_calibrations.path(2))
 
 
 @pytest.fixture
-def reader():
-    """The environment and the home of a user to whom this tree is read-only."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become a user who may not write this tree")
-    home = Path(tempfile.mkdtemp(dir="/tmp"))
-    os.chown(home, 65534, 65534)
+def reader(tmp_path):
+    """The environment of a reader, with a home of their own."""
+    if not shutil.which("unshare") or call(*read_only(tmp_path, "true")).returncode:
+        pytest.skip("only root can mount a folder read-only, and only on Linux")
+    home = tmp_path / "home"
+    home.mkdir()
     environ = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    environ |= {"RANKS_DEVICE": "cpu", "PYDEVD_DISABLE_FILE_VALIDATION": "1", "TMPDIR": str(home)}
-    look = [*NOBODY, sys.executable, "-c", "import lib, torch"]
-    if subprocess.run(look, env=environ, cwd="/", capture_output=True).returncode:
-        pytest.skip("this tree lies where other users may not look")
-    yield environ, home
-    shutil.rmtree(home)
+    return environ | {"RANKS_DEVICE": "cpu", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 
 
 def test_a_chapter_runs_from_a_clone_that_is_read_only(reader):
     """The copies could not be made, and JupyterLab opened the stored chapters."""
-    environ, home = reader
-    done = call(*NOBODY, sys.executable, "-c", FIRST_CELLS, env=environ, cwd=ROOT, timeout=300)
+    words = read_only(ROOT, sys.executable, "-c", FIRST_CELLS)
+    done = call(*words, env=reader, timeout=300)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    course = home / "many-ranks"
+    course = Path(reader["HOME"]) / "many-ranks"
     assert said[0] == f"What you do is kept in {course}, with links to the course in {ROOT}."
     assert said[1].startswith("Your own copies of the chapters are in my-chapters")
     listed = ["README.md", "book.yml", "chapters", "data", "lib", "my-chapters"]
@@ -63,27 +64,22 @@ def test_a_chapter_runs_from_a_clone_that_is_read_only(reader):
     assert (course / "my-chapters/images").is_dir()
 
 
-def test_an_environment_that_is_ready_is_used_as_it_is(reader):
+def test_an_environment_that_is_ready_is_used_as_it_is(reader, tmp_path):
     """setup.sh installed anew where a clone had another path, and pip failed."""
-    environ, home = reader
-    clone = Path(tempfile.mkdtemp(dir="/tmp"))
-    clone.chmod(0o755)
-    try:
-        (clone / "lib/course/tools").mkdir(parents=True)
-        shutil.copy(ROOT / "lib/course/tools/setup.sh", clone / "lib/course/tools")
-        setup = [*NOBODY, "sh", "lib/course/tools/setup.sh"]
-        done = call(*setup, cwd=clone, env=environ)
-        assert done.returncode == 1
-        assert done.stderr == (
-            f"{clone} cannot be written and has no .venv that is ready: its owner calls "
-            "`make lab` once, or you clone the course into a folder of yours.\n"
-        )
-        (clone / ".venv/bin").mkdir(parents=True)
-        (clone / ".venv/.ready").write_text("of another path")
-        python = clone / ".venv/bin/python"
-        python.write_text("#!/bin/sh\nexit 0\n")
-        python.chmod(0o755)
-        done = call(*setup, cwd=clone, env=environ)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    finally:
-        shutil.rmtree(clone)
+    clone = tmp_path / "clone"
+    (clone / "lib/course/tools").mkdir(parents=True)
+    shutil.copy(ROOT / "lib/course/tools/setup.sh", clone / "lib/course/tools")
+    setup = read_only(clone, "sh", "lib/course/tools/setup.sh")
+    done = call(*setup, env=reader)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{clone} cannot be written and has no .venv that is ready: its owner calls "
+        "`make lab` once, or you clone the course into a folder of yours.\n"
+    )
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/.ready").write_text("of another path")
+    python = clone / ".venv/bin/python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    done = call(*setup, env=reader)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
