@@ -20,7 +20,12 @@ def attend(lab: subprocess.Popen, server: dict | None) -> int:
         try:
             return lab.wait()
         except KeyboardInterrupt:
-            if is_meant(question(kernels(server) if server else 0)):
+            try:
+                meant = is_meant(question(kernels(server) if server else 0))
+            except KeyboardInterrupt:  # the second one
+                print()
+                meant = True
+            if meant:
                 return end(lab)
 
 
@@ -53,16 +58,12 @@ def question(count: int) -> str:
 
 
 def is_meant(text: str) -> bool:
-    """Ask, and return True for "y", for a second Ctrl-C, and where nobody is there to be asked."""
+    """Ask, and return True for "y" and where nobody is there to be asked."""
     if not sys.stdin.isatty():
         return True
     print(f"\n{text}", end="", flush=True)
-    try:
-        answered = select.select([sys.stdin], [], [], SECONDS)[0]
-        answer = sys.stdin.readline().strip().lower() if answered else None
-    except KeyboardInterrupt:
-        print()
-        return True
+    answered = select.select([sys.stdin], [], [], SECONDS)[0]
+    answer = sys.stdin.readline().strip().lower() if answered else None
     if answer in ("y", "yes"):
         return True
     print(f"\nNo answer in {SECONDS} s: " * (answer is None) + "JupyterLab goes on.", flush=True)
