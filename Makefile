@@ -7,7 +7,7 @@ PY := .venv/bin/python
 help: ## say what each command does
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
-lab: ready ## open your copy of chapter 0 in JupyterLab; AGAIN=00 begins a chapter anew, ARGS="--port 9000"
+lab: ready ## open the course in JupyterLab; AGAIN=00 begins a chapter anew, ARGS="--port 9000"
 	@$(PY) -m lib.course.tools.lab $(if $(AGAIN),--again $(AGAIN)) $(ARGS)
 
 test: ready ## everything: lint, house rules, tests, chapters, the book; ONLY=pipeline for one family

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -59,6 +60,65 @@ def test_words_are_spelled():
         "tests",
     ]
     assert subprocess.run(code, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout == ""
+
+
+# --- what a text points to
+
+
+def slug(heading):
+    """The anchor of a heading, as JupyterLab and GitHub make it, in one spelling."""
+    return re.sub(r"[^\w-]", "", re.sub(r"\s+", "-", heading.strip().lower()))
+
+
+def headings(markdown):
+    return {slug(text) for text in re.findall(r"^#+ (.+?)#*$", markdown, re.M)}
+
+
+def lost(markdown, folder, chapters):
+    """What a text points to and is not there: files, headings of notebooks, numbers of chapters."""
+    wrong = []
+    for target in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`]*`", "", markdown, flags=re.S)
+    ):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = folder / unquote(file)
+        if file and not path.exists():
+            wrong.append(target)
+        elif anchor:
+            there = markdown
+            if file.endswith(".ipynb"):
+                there = "\n\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+            elif file:
+                there = path.read_text(encoding="utf-8")
+            wrong += [target] * (slug(unquote(anchor)) not in headings(there))
+    mentioned = re.findall(r"\bchapters? (\d+)(?:(?:, | and |–)(\d+))*", prose(markdown), re.I)
+    numbers = {number for found in mentioned for number in found if number}
+    return wrong + [f"chapter {n}" for n in sorted(numbers - chapters, key=int)]
+
+
+def test_what_is_not_there_is_found(tmp_path):
+    (tmp_path / "b.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("# A b, c")])))  # fmt: skip
+    good = "# One two\n[a](b.ipynb) [a](b.ipynb#A-b,-c) [a](#one-two) [a](https://b.c) chapter 0"
+    assert lost(good, tmp_path, {"0", "1"}) == []
+    bad = "[a](c.ipynb) [a](b.ipynb#d) [a](#three) Chapter 7 and chapters 0 and 8"
+    assert lost(bad, tmp_path, {"0", "1"}) == [
+        "c.ipynb",
+        "b.ipynb#d",
+        "#three",
+        "chapter 7",
+        "chapter 8",
+    ]
+
+
+@pytest.mark.parametrize(("name", "text"), [pytest.param(*pair, id=pair[0]) for pair in texts()])
+def test_a_text_points_to_what_is_there(name, text):
+    """A chapter never points to a file, a heading or a chapter that the reader cannot open."""
+    chapters = {str(int(path.stem.split("-")[0])) for path in NOTEBOOKS}
+    folder = ROOT / "chapters" if name.endswith(".ipynb") else ROOT
+    assert lost(text, folder, chapters) == []
 
 
 # --- notebooks

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from lib.course.tools.book import ROOT, chapters
-from lib.course.tools.copies import FOLDER
+from lib.predict import readers_folder
 
 FILE = "progress.json"
 _IMPORTED = re.compile(r"^from lib\.course\.\w+\.exercises import (?:\(([^)]*)\)|(.*))$", re.M)
@@ -22,7 +22,7 @@ _CHECKED = re.compile(r"\b(\w+)\.check\(")
 
 def folder() -> Path:
     """Return the reader's own folder, in which the copies of the chapters are too."""
-    return ROOT / FOLDER
+    return readers_folder.folder()
 
 
 @cache

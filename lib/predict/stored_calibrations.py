@@ -11,9 +11,10 @@ from pathlib import Path
 
 import yaml
 
+from lib.predict import readers_folder
 from lib.predict.calibration import NAME, Calibration, Curve, MeasuredSweep, counted
 
-FOLDER = Path(__file__).parents[2] / "my-chapters"  # the reader's own; git ignores it
+FOLDER = readers_folder.folder()
 _HEADER = """\
 # What this machine can do, as calibrate(world) of lib/ranks/calibrate.py measured it. Times are in
 # seconds, sizes in bytes; a matrix product of size n is one of two n × n matrices. The times of a
@@ -33,7 +34,7 @@ def path(ranks: int, device: str = "cpu") -> Path:
 
 def write(this: Calibration, file: Path) -> None:
     """Write a calibration as YAML. Raises OSError where the folder cannot be written."""
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     options = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 100}
     text = _HEADER + yaml.safe_dump(_plain(asdict(this)), **options)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")

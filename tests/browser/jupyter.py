@@ -82,6 +82,12 @@ class Lab:
         page.wait_for_function("() => jupyterapp.shell.currentWidget?.sessionContext?.isReady")
         return page
 
+    def first_page(self, **options):
+        """A page of JupyterLab as it opens where no notebook is named."""
+        page = self._new_page(**options)
+        page.goto(f"{self.address}/lab?reset&token={self._token}")
+        return page
+
     def run_all(self, page) -> None:
         """Run All Cells, and waits until they have run."""
         page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")

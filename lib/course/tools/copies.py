@@ -13,7 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-STORED, FOLDER = "chapters", "my-chapters"  # side by side: `../data` means the same in both
+from lib.predict import readers_folder
+
+STORED = "chapters"
+FOLDER = readers_folder.FOLDER  # side by side: `../data` means the same in both
 MARK = "many_ranks"  # the key in a copy's metadata of {"made_from": digest}
 
 

@@ -55,6 +55,11 @@ def worlds():
     return _ask_of_gpus("worlds", (NOTE, "not known", "`make lab` installs what is missing"))
 
 
+def four():
+    """Say which backend and which devices World(4) takes on this machine."""
+    return _ask_of_gpus("four", (NOTE, "not known", "`make lab` installs what is missing"))
+
+
 def _ask_of_gpus(question, unknown, *arguments):
     """Call a function of doctor_gpus, which needs PyTorch; return `unknown` where that fails."""
     try:
@@ -169,6 +174,7 @@ CHECKS = {
     "backends": backends,
     "GPUs": gpus,
     "Worlds": worlds,
+    "World(4)": four,
     "cores": cores,
     "memory": memory,
     "/dev/shm": shared_memory,

@@ -3,7 +3,7 @@
 import functools
 import os
 
-from lib.ranks.gpus import devices, gpu_locks
+from lib.ranks.gpus import devices, gpu_locks, placement
 
 OK, NOTE, NO = "ok", "note", "NO"
 
@@ -79,6 +79,25 @@ def worlds() -> tuple[str, str, str]:
         return NOTE, "all run on the CPU with gloo now: no GPU is free", remedy
     sizes = "World(1) runs on a GPU" if free == 1 else f"World(1) to World({free}) run on GPUs"
     return OK, f"{sizes} with {own.upper()}, larger ones on the CPU with gloo ({share})", ""
+
+
+def four() -> tuple[str, str, str]:
+    """Say what World(4), the size of most chapters, takes now: its backend and its GPUs."""
+    try:
+        times, placed = devices.shares(), placement.choose(4)
+    except ValueError as error:
+        return NO, str(error), f"unset {str(error).partition('=')[0]}"
+    placed.release()
+    if placed.gpus:
+        whole = sorted({placed.gpu_of(rank) for rank in range(4)})
+        shared = f", where these are shares of {devices.numbered(placed.device, whole)}"
+        shared = shared if times > 1 else ""
+        return OK, f"runs {placed}{shared}", ""
+    there = 0 if devices.cpu_forced() else len(seen()[1]) // times
+    if not 0 < there < 4 or not devices.own_backend(seen()[0]):
+        return OK, f"runs {placed}", ""
+    remedy = f"RANKS_GPU_SHARES={-(-4 // there)} make lab: then it runs on the GPUs, with NCCL"
+    return OK, f"runs {placed}", remedy
 
 
 def shared_memory(free: float) -> str:

@@ -1,4 +1,4 @@
-"""A server extension of JupyterLab: it serves copies of chapters, and saves files unchanged.
+"""A server extension of JupyterLab: the course and its copies of chapters; files saved unchanged.
 
 `.venv/etc/jupyter` names it, so that `jupyter lab` loads it as `make lab` does.
 """
@@ -10,11 +10,36 @@ from pathlib import Path
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
+from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, authenticated
 
 from lib.course import progress
+from lib.course.jupyter import landing
 from lib.course.tools import copies
+from lib.course.tools.book import BookError
 from lib.course.tools.widgets import STATE
+from lib.predict import readers_folder
+
+
+class Course(APIHandler):
+    """Answers `many-ranks/course` with all that the page "The course" shows."""
+
+    auth_resource = "contents"
+
+    @authenticated
+    @authorized
+    async def get(self):
+        """Send what landing.overview gives, with JupyterLab's paths; {} where no course is."""
+        course, root = readers_folder.course(), Path(self.contents_manager.root_dir)
+        about = {}
+        if course.is_relative_to(root):
+            try:
+                about = await IOLoop.current().run_in_executor(None, landing.overview, course)
+            except (BookError, OSError) as error:
+                self.log.warning(f"many-ranks: the course is not shown. {error}")
+        for chapter in about.get("chapters", []):
+            chapter["path"] = (course / chapter["path"]).relative_to(root).as_posix()
+        self.finish(about)
 
 
 class Chapter(APIHandler):
@@ -25,17 +50,35 @@ class Chapter(APIHandler):
     @authenticated
     @authorized
     def get(self):
-        """Send {title, copy, is_copy, newer, changed, solved} of a chapter; {} of another notebook.
+        """Send {title, copy, solved, is_copy, newer, changed, cell, previous, next}; {} of no chapter.
 
         `solved` has the names of the exercises that the reader has solved.
         """
         root, path, copy = self._asked()
         about = {}
         if copy:
+            course = copy.path.parents[1]
             about = {"title": copy.title, "copy": copy.path.relative_to(root).as_posix()}
             about["solved"] = progress.solved().get(copy.path.stem, [])
             about |= {"is_copy": path == copy.path, "newer": copy.newer, "changed": copy.changed}
+            about |= {"cell": landing.place(copy)}
+            for way, other in landing.neighbours(course, copy.path.stem).items():
+                there = (course / other["path"]).relative_to(root).as_posix()
+                about[way] = {"title": other["title"], "path": there}
         self.finish(about)
+
+    @authenticated
+    @authorized
+    def put(self):
+        """Remember the cell that the reader is at: {cell}, its id."""
+        cell = (self.get_json_body() or {}).get("cell")
+        _, path, copy = self._asked()
+        if copy and path == copy.path and isinstance(cell, str) and len(cell) <= 64:
+            try:
+                landing.note(copy, cell)
+            except OSError:  # a full disk: the reader goes on without a bookmark
+                pass
+        self.finish({})
 
     @authenticated
     @authorized
@@ -48,6 +91,7 @@ class Chapter(APIHandler):
         try:
             if (self.get_json_body() or {}).get("again"):
                 kept = copy.again()
+                landing.note(copy, "")
             elif not copy.path.exists():
                 copies.prepare(copy.path.parents[1])
         except OSError as error:
@@ -94,6 +138,7 @@ def _jupyter_server_extension_points():
 
 
 def _load_jupyter_server_extension(app):
-    address = url_path_join(app.web_app.settings["base_url"], "many-ranks/chapter")
-    app.web_app.add_handlers(".*$", [(address, Chapter)])
+    base = app.web_app.settings["base_url"]
+    pairs = (("many-ranks/chapter", Chapter), ("many-ranks/course", Course))
+    app.web_app.add_handlers(".*$", [(url_path_join(base, name), kind) for name, kind in pairs])
     app.contents_manager.register_pre_save_hook(as_stored)

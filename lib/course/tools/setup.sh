@@ -54,6 +54,13 @@ if [ $which = yes ] && "$venv" -V >/dev/null 2>&1; then
 fi
 if [ $which = no ] && [ "$(cat $stamp 2>/dev/null)" = "$(fingerprint)" ]; then exit; fi
 
+# Somebody else's clone is used as it is: its owner alone installs.
+if [ $which = no ] && [ ! -w . ]; then
+    if [ -f $stamp ] && "$venv" -c 'import jupyterlab, torch' >/dev/null 2>&1; then exit; fi
+    stop "$(pwd) cannot be written and has no .venv that is ready: its owner calls \`make lab\` once," \
+        "or you clone the course into a folder of yours."
+fi
+
 if [ $which = yes ] || ! "$venv" -m pip --version >/dev/null 2>&1; then
     [ -n "${1-}" ] || set -- python3.13 python3.12 python3.11 python3
     find_python "$@"

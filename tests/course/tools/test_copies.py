@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbformat.sign import NotebookNotary
 
+from lib.course.jupyter import landing
 from lib.course.tools import book, copies, lab, lab_server, run, widgets
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +52,7 @@ def source(path):
 def test_the_first_day_every_chapter_has_a_copy_that_is_trusted(course):
     """Case 30: `make lab` opened the stored chapter itself."""
     first, lines = lab.opened(course=course)
-    assert first == "my-chapters/00-a.ipynb"
+    assert first == "", "the page of the course opens first"
     assert lines == [
         "Your own copies of the chapters are in my-chapters: what you do there is kept."
     ]
@@ -72,7 +73,7 @@ def test_the_second_day_the_copy_is_as_the_reader_left_it(course):
     type_into(mine, "mine")
     before = mine.read_bytes()
     os.remove(course / "my-chapters/01-a.ipynb")  # a copy that was deleted is made anew
-    assert lab.opened(course=course) == ("my-chapters/00-a.ipynb", [])
+    assert lab.opened(course=course) == ("", [])
     assert mine.read_bytes() == before
     assert source(course / "my-chapters/01-a.ipynb") == "print(1)"
 
@@ -134,7 +135,7 @@ def test_a_stored_chapter_that_cannot_be_read_is_told(course):
     """Case 30: the marks of a merge, for example."""
     (course / "chapters/01-a.ipynb").write_text("<<<<<<< HEAD")
     first, lines = lab.opened(course=course)
-    assert first == "my-chapters/00-a.ipynb" and len(lines) == 2
+    assert first == "" and len(lines) == 2
     assert lines[1].startswith("chapters/01-a.ipynb is no notebook that can be read: `git status`")
 
 
@@ -149,6 +150,14 @@ def test_a_course_that_cannot_be_written_opens_as_it_is_stored(course, monkeypat
     assert first == "chapters/00-a.ipynb"
     assert "my-chapters cannot be written (Permission denied)." in told
     assert lab.greeting({"port": 1}, first, display=False).split("\n")[1] == "Chapter 0 is at"
+
+
+def test_a_chapter_that_starts_again_opens_at_its_beginning(course):
+    lab.opened(course=course)
+    copy = copies.of(course / "chapters/01-a.ipynb")
+    landing.note(copy, "one")
+    assert lab.opened("1", course)[0] == "my-chapters/01-a.ipynb"
+    assert landing.place(copy) == ""
 
 
 def test_a_copy_runs_as_the_chapter_does(course):

@@ -65,6 +65,33 @@ def test_shares_of_a_gpu_are_told(machine, monkeypatch):
     assert doctor.gpus() == (verdict, found, remedy)
 
 
+def test_it_says_what_four_ranks_would_take(machine, monkeypatch):
+    """One line names backend and devices, on a machine with four GPUs, with one, and with none."""
+    machine(0)
+    assert doctor.four() == ("ok", "runs on the CPU, gloo", "")
+    machine(4)
+    assert doctor.four() == ("ok", "runs on cuda:0–3, NCCL", "")
+    assert gpu_locks.GpuLock("GPU-0").is_free()  # looking takes nothing
+    machine(1)
+    shares = "RANKS_GPU_SHARES=4 make lab: then it runs on the GPUs, with NCCL"
+    assert doctor.four() == ("ok", "runs on the CPU, gloo (this machine has 1 GPU)", shares)
+    machine(3)
+    assert doctor.four()[2].startswith("RANKS_GPU_SHARES=2 make lab")
+    machine(4, used=[0.5])
+    assert doctor.four() == ("ok", "runs on the CPU, gloo (3 of 4 GPUs are free)", "")
+    monkeypatch.setenv("RANKS_GPU_SHARES", "four")
+    assert doctor.four()[0] == "NO" and doctor.four()[2] == "unset RANKS_GPU_SHARES"
+
+
+def test_shares_of_one_gpu_are_named_with_the_gpu(machine, monkeypatch):
+    machine(1)
+    monkeypatch.setenv("RANKS_GPU_SHARES", "4")
+    parts = [Gpu(i, f"GPU-0-share-{i}", None, "H100", int(80e9)) for i in range(4)]
+    monkeypatch.setattr(devices, "visible", lambda _: parts)
+    doctor_gpus.seen.cache_clear()
+    assert doctor.four()[1] == "runs on cuda:0–3, NCCL, where these are shares of cuda:0"
+
+
 def test_gpus_that_are_not_free_are_listed_with_who_has_them(machine):
     machine(4, used=[0, 0.63])
     held = gpu_locks.GpuLock("GPU-3")

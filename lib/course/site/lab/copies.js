@@ -6,14 +6,18 @@
   const COMMAND = "many-ranks:again";
   const LABEL = "Start This Chapter Again…";
   const copies = new WeakSet(); // the tabs that show one
-  let jupyter; // what JupyterLab shares: its dialogs, notifications, buttons and its server
+  let jupyter, ask; // what JupyterLab shares: its dialogs, notifications and buttons; its server
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
   globalThis.manyRanksCopies = async (shared) => {
-    const [apputils, { ServerConnection }, { IMainMenu }] = await Promise.all(
-      ["@jupyterlab/apputils", "@jupyterlab/services", "@jupyterlab/mainmenu"].map(shared),
+    const [apputils, { IMainMenu }] = await Promise.all(
+      ["@jupyterlab/apputils", "@jupyterlab/mainmenu"].map(shared),
     );
-    jupyter = { ...apputils, ServerConnection };
+    jupyter = apputils;
+    ask = (app, path, ...order) => {
+      const chapter = `chapter?path=${encodeURIComponent(path)}`;
+      return manyRanksAsk(shared, app, chapter, ...order);
+    };
     return {
       id: "many-ranks:copies",
       autoStart: true,
@@ -34,16 +38,6 @@
     app.docRegistry.addWidgetExtension("Notebook", {
       createNew: (panel, context) => void attend(app, panel, context).catch(() => {}),
     });
-  }
-
-  // Asks the server about the notebook at `path`, or with `order` to do something with it.
-  async function ask(app, path, order) {
-    const { ServerConnection } = jupyter, settings = app.serviceManager.serverSettings;
-    const address = `${settings.baseUrl}many-ranks/chapter?path=${encodeURIComponent(path)}`;
-    const request = order ? { method: "POST", body: JSON.stringify(order) } : {};
-    const answer = await ServerConnection.makeRequest(address, request, settings);
-    if (!answer.ok) throw await ServerConnection.ResponseError.create(answer);
-    return answer.json();
   }
 
   function showError(error) {
@@ -96,12 +90,15 @@
     jupyter.Notification.info(message, { actions, autoClose: 15_000 });
   }
 
-  function attendCopy(app, panel, { title, newer }) {
+  function attendCopy(app, panel, chapter) {
     const { Notification, ToolbarButton } = jupyter, label = "Start again";
+    const { title, newer } = chapter, { path } = panel.context;
     const onClick = () => startAgain(app, panel).catch(showError);
     copies.add(panel);
     const button = new ToolbarButton({ label, onClick, tooltip: LABEL });
     panel.toolbar.insertBefore("spacer", "many-ranks-again", button);
+    const askOfIt = (...order) => ask(app, path, ...order);
+    manyRanksPlace(app, panel, chapter, ToolbarButton, askOfIt).catch(() => {});
     if (!newer) return;
     const message = `${title} has been revised since your copy was made. ` +
       "Your copy is as you left it.";

@@ -1,5 +1,6 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
-// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters) and
+// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
+// places.js (where the reader is in them), course.js (the first page), asking.js (the server) and
 // exercises.js (buttons below an exercise).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
@@ -83,14 +84,18 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const files = ["pictures.js", "saving.js", "copies.js", "exercises.js"];
-  const loaded = Promise.all(files.map(load));
+  const names = ["pictures", "saving", "asking", "copies", "places", "course", "exercises"];
+  const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
+  const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
+  sheet.href = new URL("course.css", here);
+  document.head.append(sheet);
 
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
     async get() {
-      const others = [manyRanksCopies, manyRanksExercises].map((plugin) => plugin(shared));
-      const plugins = [extension, ...(await Promise.all(others))];
+      const others = [manyRanksCopies, manyRanksCourse, manyRanksExercises];
+      const made = others.map((plugin) => plugin(shared));
+      const plugins = [extension, ...(await Promise.all(made))];
       return () => plugins;
     },
   };

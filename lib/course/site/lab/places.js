@@ -1,0 +1,58 @@
+// Where the reader is: a copy of a chapter opens at the cell where the reader stopped, and its
+// toolbar leads to the chapters before and after it and to the page of the course.
+"use strict";
+
+{
+  const COURSE = "many-ranks:course";
+  const PATIENCE = 1_000; // milliseconds at a cell before it is remembered
+
+  // Shows the cell where the reader stopped, unless the reader is somewhere already.
+  async function goTo({ content, revealed }, cell) {
+    await revealed;
+    const place = content.widgets.findIndex(({ model }) => model.id === cell);
+    if (place <= 0 || content.activeCellIndex > 0) return;
+    content.activeCellIndex = place;
+    await content.scrollToItem(place, "start");
+  }
+
+  // Tells the server at which cell the reader is, once the reader stays there.
+  function remember(panel, ask) {
+    const { content } = panel;
+    let waiting;
+    const tell = () => {
+      const cell = content.activeCell?.model.id;
+      if (cell && !panel.isDisposed) ask({ cell }, "PUT").catch(() => {});
+    };
+    const wait = () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(tell, PATIENCE);
+    };
+    content.activeCellChanged.connect(wait);
+    panel.disposed.connect(() => clearTimeout(waiting));
+    wait();
+  }
+
+  // Buttons for the neighbours; the first chapter has none before it, the last none after it.
+  function lead(app, panel, { previous, next }, ToolbarButton) {
+    const add = (name, label, tooltip, onClick) => {
+      const button = new ToolbarButton({ label, tooltip, onClick });
+      panel.toolbar.insertBefore("spacer", `many-ranks-${name}`, button);
+    };
+    const chapter = ({ title }) => title.split(":")[0];
+    const go = ({ path }) => () => void app.commands.execute("docmanager:open", { path });
+    if (previous) {
+      add("previous", `← ${chapter(previous)}`, `Previous: ${previous.title}`, go(previous));
+    }
+    if (previous || next) {
+      add("course", "The course", "All chapters", () => void app.commands.execute(COURSE));
+    }
+    if (next) add("next", `${chapter(next)} →`, `Next: ${next.title}`, go(next));
+  }
+
+  // `ask(order, method)` asks the server about the chapter in `panel`.
+  globalThis.manyRanksPlace = async (app, panel, chapter, ToolbarButton, ask) => {
+    lead(app, panel, chapter, ToolbarButton);
+    await goTo(panel, chapter.cell);
+    remember(panel, ask);
+  };
+}

@@ -1,0 +1,113 @@
+"""The page of the course in JupyterLab, and the way from chapter to chapter."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from lib.course.jupyter import landing
+from lib.course.tools import copies
+from lib.course.tools.book import ROOT, chapters
+from tests.browser.jupyter import Lab
+from tests.browser.seen import SCREENSHOTS
+from tests.browser.test_access import complaints
+
+PAGE = ".many-ranks-course"
+SHOWN = chapters()[:3]
+OPEN = "async () => { await jupyterapp.commands.execute('many-ranks:course'); }"
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A course of the first three chapters, with the reader's copies."""
+    made = tmp_path_factory.mktemp("course")
+    (made / "chapters").mkdir()
+    shutil.copytree(ROOT / "chapters/images", made / "chapters/images")
+    for chapter in SHOWN:
+        shutil.copy(ROOT / chapter.file, made / chapter.file)
+    about = ("minutes", "ranks", "needs", "gives")
+    entries = [{"file": chapter.file, "title": chapter.title,
+                "meta": {name: getattr(chapter, name) for name in about}}
+               for chapter in SHOWN]  # fmt: skip
+    text = {"root": "README", "meta": {"title": "A course"}, "subtrees": [{"entries": entries}]}
+    (made / "book.yml").write_text(json.dumps(text))
+    copies.prepare(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def desk(course, tmp_path_factory, new_page):
+    """JupyterLab as `make lab` opens it for a reader whose course that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKS_HOME", str(course))
+        lab = Lab(course, tmp_path_factory.mktemp("home"), new_page)
+    try:
+        page = lab.first_page(width=1200)
+        page.wait_for_selector(f"{PAGE} h1")
+        yield lab, page
+        page.context.close()
+    finally:
+        lab.close()
+
+
+def wide(page, width):
+    """Gives the page another width, and the course nearly all of it."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("() => jupyterapp.shell.collapseLeft()")
+    page.wait_for_timeout(300)
+
+
+def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course):
+    """One finds the chapters, goes on where one stopped, and comes back, with keys alone."""
+    _, page = desk
+    assert page.locator(f"{PAGE} h3").all_text_contents() == [
+        f"{number}. {chapter.title}" for number, chapter in enumerate(SHOWN)
+    ]
+    begin = page.locator(f"{PAGE} .many-ranks-go")
+    assert begin.text_content() == f"Begin: Chapter 0, {SHOWN[0].title}"
+    link = page.locator(f"{PAGE} h3 a").nth(1)
+    assert re.search(r"/lab/tree/my-chapters/01-data-parallel\.ipynb$", link.get_attribute("href"))
+    link.press("Enter")
+    ready = "(path) => jupyterapp.shell.currentWidget?.context?.path === path"
+    page.wait_for_function(ready, arg=f"my-chapters/{SHOWN[1].name}.ipynb")
+    bar = page.locator(".jp-NotebookPanel-toolbar:visible")
+    bar.get_by_role("button", name="Chapter 2 →").wait_for()
+    page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 9; }")
+    cell = page.evaluate("() => jupyterapp.shell.currentWidget.content.activeCell.model.id")
+    copy = copies.of(course / SHOWN[1].file)
+    for _ in range(100):
+        page.wait_for_timeout(100)
+        if landing.place(copy) == cell:
+            break
+    assert landing.place(copy) == cell
+    page.screenshot(path=SCREENSHOTS / "chapter-between-others.png")
+    bar.get_by_role("button", name="The course").click()
+    begin.get_by_text(f"Continue: Chapter 1, {SHOWN[1].title}").wait_for()
+    assert "last opened today" in page.locator(f"{PAGE} li").nth(1).text_content()
+    page.evaluate("""async () => {
+        const panel = [...jupyterapp.shell.widgets("main")].find((one) => one.context);
+        await panel.sessionContext.shutdown();
+        panel.context.model.dirty = false;
+        panel.close();
+    }""")
+    begin.press("Enter")
+    page.wait_for_function(
+        "(id) => jupyterapp.shell.currentWidget.content?.activeCell?.model.id === id", arg=cell
+    )
+    page.evaluate(OPEN)
+    page.locator(f"{PAGE} h1").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 640, 1200])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_is_readable_everywhere(desk, width, dark):
+    lab, page = desk
+    page.evaluate(OPEN)
+    lab.turn(page, dark=dark)
+    wide(page, width)
+    node = page.locator(PAGE)
+    assert node.evaluate("(node) => node.scrollWidth <= node.clientWidth"), "it is cut off"
+    said = complaints(page, PAGE)
+    page.screenshot(path=SCREENSHOTS / f"course-{width}-{'dark' if dark else 'light'}.png")
+    assert not said, said
