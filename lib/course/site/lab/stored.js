@@ -1,5 +1,6 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
-// pictures.js, saving.js (what a notebook's file holds) and copies.js (the reader's own chapters).
+// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters) and
+// progress.js (what is told of a long call).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -70,6 +71,7 @@
         createNew(panel, context) {
           void manyRanksSaving(panel, context);
           void attend(panel, context);
+          manyRanksProgress(panel);
         },
       });
     },
@@ -82,7 +84,7 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const loaded = Promise.all(["pictures.js", "saving.js", "copies.js"].map(load));
+  const loaded = Promise.all(["pictures.js", "saving.js", "copies.js", "progress.js"].map(load));
 
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
