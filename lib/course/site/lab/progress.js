@@ -26,7 +26,8 @@
       font-size: var(--jp-code-font-size);
       text-overflow: ellipsis;
     }
-    .${NAME} pre:empty { display: none }`;
+    .${NAME} pre:empty { display: none }
+    @media (width <= 760px) { .${NAME} { margin-left: var(--jp-cell-collapser-width) } }`;
 
   // The bar, its sentence and the lines printed last, below a cell whose output is in `wrapper`.
   function drawn(wrapper) {
@@ -35,7 +36,8 @@
     }
     const bar = element("progress", { ariaLabel: "Ranks that are done" });
     const sentence = element("span"), lines = element("pre");
-    const box = element("div", { className: NAME, role: "group", ariaLabel: "Progress of the call" });
+    const label = { role: "group", ariaLabel: "Progress of the call" };
+    const box = element("div", { className: NAME, ...label });
     box.append(bar, sentence, lines);
     wrapper.after(box);
     return {
@@ -56,15 +58,15 @@
 
     sessionContext.iopubMessage.connect((_, { header, parent_header, content }) => {
       if (header.msg_type !== "comm_msg" || content.comm_id !== NAME) return;
-      const { msg_id } = parent_header;
-      if (content.data.over || msg_id !== request) clear();
-      if (content.data.over) return;
+      const { msg_id } = parent_header, told = content.data;
+      if (told.over || msg_id !== request) clear();
+      if (told.over) return;
       const made = ({ outputArea }) => outputArea?.future?.msg.header.msg_id === msg_id;
       const cell = notebook.widgets.find(made);
       if (!cell) return; // another tab made it, or this page was loaded meanwhile
       request = msg_id;
       shown ??= drawn(cell.outputArea.node.closest(".jp-Cell-outputWrapper"));
-      shown.show(content.data);
+      shown.show(told);
     });
     // Whatever becomes of the kernel, nothing stays.
     sessionContext.statusChanged.connect((_, status) => status !== "busy" && clear());
