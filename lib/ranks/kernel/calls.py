@@ -9,6 +9,7 @@ import time
 
 from lib.ranks.kernel import diagnosis, reports
 from lib.ranks.kernel.processes import Processes
+from lib.ranks.kernel.progress import Progress
 from lib.ranks.shared.failures import Failure, RankError, ranks_were
 from lib.ranks.transport.printed import show
 
@@ -36,6 +37,7 @@ class Call:
         self.answers: dict[int, object] = {}
         self.printed: dict[int, list] = {}
         self.failed: list[Failure] = []
+        self.progress = Progress()
         self.cut = False  # connections were cut to end waits: new groups are needed
 
     def wait(self) -> list:
@@ -54,11 +56,14 @@ class Call:
             with contextlib.suppress(Exception):
                 report.text += self._mend(True)
             raise RankError(report.text, report.rank, report.failures) from report.cause
+        finally:
+            self.progress.end()
 
     def _outcome(self) -> list:
         suspicion, beats, moved = None, None, time.monotonic()
         while self.pending and not self.failed:
             heard = self._hear(_TICK)
+            self.progress.tell(self)
             if self.interrupts.pressed:
                 self._stopped_by_reader()
             if heard or self.failed:
@@ -98,6 +103,9 @@ class Call:
             if kind == "print":
                 for line in value.split("\n"):
                     show(rank, line, flush=True)
+                continue
+            if kind == "show":
+                self.progress.lines[rank] = value
                 continue
             self.printed[rank] = printed
             self.pending.discard(rank)

@@ -24,9 +24,10 @@ from lib.ranks.state.ambient import ambient
 from lib.ranks.state.default_device import gpu_by_default
 from lib.ranks.state.this_rank import Mismatch, hidden, this_rank
 from lib.ranks.transport import framing, packing
-from lib.ranks.transport.printed import Printed, Stderr, Tail
+from lib.ranks.transport.printed import Printed, Stderr, Tail, last_lines
 
 _IMPORT = 3.0  # seconds that an import may go on after the order to stop
+_BEAT = 0.25  # seconds between two looks at what was printed, where that is shown
 _HEAD = struct.Struct("<Q?")  # number of the call, whether what is printed is shown as it comes
 
 
@@ -128,6 +129,21 @@ class Rank:
         if main:
             self.interrupted()  # while it was sending
 
+    def _show(self, call: int, control) -> None:
+        """Show the last lines printed, until `call` has ended or the kernel orders something."""
+        seen = 0
+        while self.number < call or self.call == call:
+            # Never wait for it here: an order to stop must be heard. The answer comes after this.
+            if len(self.kept) > seen and self.speaking.acquire(blocking=False):
+                try:
+                    if self.call == call:
+                        seen, lines = len(self.kept), last_lines(self.kept)
+                        framing.send(self.answers, packing.pack((call, "show", lines, [])))
+                finally:
+                    self.speaking.release()
+            if control.poll(_BEAT):
+                return
+
     def watch(self, control) -> None:
         """Listen to the kernel while the main thread works: end the call, or end with it."""
         main = threading.main_thread().ident
@@ -136,6 +152,9 @@ class Rank:
                 order, call = control.recv()
                 if order == "end":
                     _exit()
+                if order == "show":
+                    self._show(call, control)
+                    continue
                 if self.stop != call:
                     self.stop, self.ordered = call, time.monotonic()
                 with self.turning:

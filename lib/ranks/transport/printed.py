@@ -8,6 +8,9 @@ import sys
 
 from lib.ranks.state.this_rank import this_rank
 
+_LAST = 12  # printed lines of one rank that are shown at most while its call runs
+_WIDTH = 200  # letters of such a line
+_PIECES = 500  # that are looked at for them
 _LINES = 500  # printed lines of one rank shown in a cell; all of them stay in `world.printed`
 _LOG_LINE = re.compile(
     r"^\[(?:(?:rank\d+\]:\[)?[IWEF]\d{4} |/\S+\.cc:\d+\] (?:ERROR|WARN|INFO)).*\n?", re.M
@@ -122,7 +125,23 @@ class Stderr(Tail):
 
 def show(rank: int, line: str, flush: bool = False) -> None:
     """Print one line of a rank's."""
-    say(f"rank {rank} │ {line}", flush)
+    say(labelled(rank, line), flush)
+
+
+def labelled(rank: int, line: str) -> str:
+    """Write a line of a rank's as it is printed."""
+    return f"rank {rank} │ {line}"
+
+
+def last_lines(printed: list) -> list[str]:
+    """Give the last lines of what a rank has printed, (stream, text) by piece.
+
+    Of a line that was written over and over, as progress bars are, the last state is given.
+    """
+    text = "".join(piece[-_WIDTH * _LAST :] for _, piece in printed[-_PIECES:])
+    text = text.encode(errors="backslashreplace").decode()  # a front end takes whole letters only
+    lines = text.removesuffix("\n").split("\n")[-_LAST:] if text else []
+    return [line.rstrip("\r").rpartition("\r")[2][:_WIDTH] for line in lines]
 
 
 def say(text: str, flush: bool = False) -> None:

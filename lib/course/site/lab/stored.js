@@ -1,7 +1,7 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
 // pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
-// places.js (where the reader is in them), course.js (the first page), asking.js (the server) and
-// exercises.js (buttons below an exercise).
+// places.js (where the reader is in them), course.js (the first page), asking.js (the server),
+// exercises.js (buttons below an exercise) and progress.js (what is told of a long call).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -72,6 +72,7 @@
         createNew(panel, context) {
           void manyRanksSaving(panel, context);
           void attend(panel, context);
+          manyRanksProgress(panel);
         },
       });
     },
@@ -84,7 +85,8 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const names = ["pictures", "saving", "asking", "copies", "places", "course", "exercises"];
+  const names = ["pictures", "saving", "asking", "copies", "places", "course"];
+  names.push("exercises", "progress");
   const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
   const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
   sheet.href = new URL("course.css", here);
