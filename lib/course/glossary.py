@@ -55,6 +55,22 @@ class Entry:
         words = (unicodedata.name(x).split()[-1] if y else x for x, y in zip(letters, greek))
         return make_id(f"glossary-{''.join(words)}")
 
+    @property
+    def plain(self) -> str:
+        """Return what it means, without Markdown."""
+        return self.means.replace("`", "")
+
+    @property
+    def more(self) -> str:
+        """Return its formula and its unit as sentences, "" where it has none."""
+        parts = {"Formula": self.formula, "Unit": self.unit}
+        return " ".join(f"{name}: {text}." for name, text in parts.items() if text)
+
+    def places_for(self, number: str) -> tuple[Place, ...]:
+        """Return where a reader of that chapter finds it explained: there, if that is one place."""
+        here = tuple(place for place in self.places if place.chapter.number == number)
+        return here or self.places
+
 
 def sections(chapter: Chapter) -> dict[str, Place]:
     """Return the places of a chapter by the anchors of their headings, without the minutes.

@@ -6,13 +6,15 @@ so the book and JupyterLab mark the same; each of its groups is one spelling.
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from lib.course.glossary import Entry, entries
 
 MOST = 12  # marks in a section
-# A match touches none of these on either side: it is a whole word, and "all-gather" is one word.
-LETTERS = "[0-9A-Za-z_À-ÖØ-öø-ɏͰ-Ͽ²³¹⁰-₟-]"
+# A match touches none of these: it is a whole word, and "all-gather" and "ZeRO++" are one word.
+LETTERS = "0-9A-Za-z_À-ÖØ-öø-ɏͰ-Ͽ²³¹⁰-₟"
+BEFORE, AFTER = f"(?<![{LETTERS}'’-])", f"(?![{LETTERS}+-])"
 ENGLISH = {"a", "A", "I"}  # symbols that are words as well
 
 
@@ -83,15 +85,33 @@ def _symbols(number: str) -> list[tuple[str, Entry]]:
 def _pattern(pairs: list[tuple[str, Entry]]) -> Pattern:
     """Join spellings, the longest first."""
     pairs = sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0]))
-    groups = "|".join(f"({_spelled(text) if one.spellings else text})" for text, one in pairs)
+    groups = "|".join(f"({expression(text) if one.spellings else text})" for text, one in pairs)
     anchors = tuple(one.anchor for _, one in pairs)
-    return Pattern(f"(?<!{LETTERS})(?:{groups or '(?!)'})(?!{LETTERS})", anchors)
+    return Pattern(f"{BEFORE}(?:{groups or '(?!)'}){AFTER}", anchors)
 
 
-def _spelled(text: str) -> str:
+def expression(text: str) -> str:
     """Return the expression of a word with its plural, its hyphens and a capital."""
     parts = [re.sub(r"[.+*?()]", r"\\\g<0>", part) for part in re.split("[-_ ]", text)]
     word = r"[-_\s]".join(parts).replace("'", "['’]")
     if text[0].islower():
         word = f"[{text[0].upper()}{text[0]}]{word[1:]}"
     return f"{word}(?:e?s)?"
+
+
+@functools.cache
+def definitions(number: str = "") -> dict:
+    """Return what JupyterLab shows: all entries, and what is marked in chapter `number`.
+
+    An entry has the places that explain it as [name, notebook, heading's anchor in JupyterLab].
+    """
+    told = {}
+    for one in entries():
+        places = [[place.says, Path(place.chapter.file).name, place.heading.replace(" ", "-")]
+                  for place in one.places_for(number)]  # fmt: skip
+        told[one.anchor] = {"name": one.name, "means": one.plain, "more": one.more,
+                            "places": places}  # fmt: skip
+    if not number:
+        return {"entries": told}
+    patterns = {"prose": asdict(prose(number)), "tables": asdict(tables(number))}
+    return {"entries": told, "explained": explained(number), "most": MOST, **patterns}

@@ -40,14 +40,9 @@ def page(app, docname, source) -> None:
 
 
 def _item(app, one: Entry) -> str:
-    said = [one.means, *filter(None, [_formula(one)])]
-    said.append(f"*Explained in {_links(app, one, PAGE)}.*")
-    return f"[{one.name}]{{#{one.anchor}}}\n: {' '.join(said)}\n"
-
-
-def _formula(one: Entry) -> str:
-    text = f"Formula: {one.formula}." if one.formula else ""
-    return f"{text} Unit: {one.unit}.".strip() if one.unit else text
+    said = " ".join(filter(None, [one.means, one.more]))
+    explained_in = f"*Explained in {_links(app, one, PAGE)}.*"
+    return f"[{one.name}]{{#{one.anchor}}}\n: {said} {explained_in}\n"
 
 
 def _links(app, one: Entry, docname: str) -> str:
@@ -72,18 +67,19 @@ class Marks(SphinxPostTransform):
             return
         here = self.app.builder.get_relative_uri(self.env.docname, PAGE)
         marked = mark(self.document, number[1], here)
-        told = {one.anchor: self._told(one) for one in entries() if one.anchor in marked}
+        told = {one.anchor: self._told(one, number[1]) for one in entries() if one.anchor in marked}
         text = json.dumps(told, ensure_ascii=False).replace("</", "<\\/")
         script = f'<script type="application/json" id="glossary-definitions">{text}</script>'
         self.document += nodes.raw("", script, format="html")
 
-    def _told(self, one: Entry) -> dict:
-        links = [[place.says, _address(self.app, place, self.env.docname)] for place in one.places]
-        return {"name": one.name, "means": one.means, "more": _formula(one), "links": links}
+    def _told(self, one: Entry, number: str) -> dict:
+        links = [[place.says, _address(self.app, place, self.env.docname)]
+                 for place in one.places_for(number)]  # fmt: skip
+        return {"name": one.name, "means": one.plain, "more": one.more, "links": links}
 
 
 def mark(document: nodes.document, number: str, page: str) -> set[str]:
-    """Mark the words of chapter `number` with links to `page`; return the anchors of the entries."""
+    """Mark the words of chapter `number` with links to `page`; return the anchors of them."""
     marked = set()
     for section in document.findall(nodes.section):
         heading = section.next_node(nodes.title).astext()
@@ -119,7 +115,8 @@ def _pieces(text: str, found: list[tuple[int, int, str]], page: str):
     for begin, stop, anchor in found:
         if text[end:begin]:
             yield nodes.Text(text[end:begin])
-        yield nodes.reference("", text[begin:stop], refuri=f"{page}#{anchor}", classes=["term"])
+        yield nodes.reference("", text[begin:stop], refuri=f"{page}#{anchor}",
+                              internal=True, classes=["term"])  # fmt: skip
         end = stop
     if text[end:]:
         yield nodes.Text(text[end:])
