@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import yaml
 from docutils.nodes import make_id
 
-from lib.course.tools.book import ROOT, Chapter, chapters
+from lib.course.tools.book import ROOT, pages
 
 FILE = "data/glossary.yml"
 FIELDS = {"name", "also", "where", "in", "symbols", "formula", "unit", "means"}
+CHAPTER = re.compile(r"chapters/(\d\d)-.*\.ipynb")
 MINUTES = re.compile(r" \(\d+ min\)$")
 
 
@@ -24,14 +25,19 @@ class GlossaryError(ValueError):
 class Place:
     """Describes the section of a chapter that explains an entry."""
 
-    chapter: Chapter
+    file: str  # relative to the root: "chapters/00-ranks.ipynb"
     heading: str  # as it stands there: "The problem (3 min)"
     text: str  # up to the next heading
 
     @property
+    def number(self) -> str:
+        """Return the chapter's number, "00"."""
+        return CHAPTER.fullmatch(self.file)[1]
+
+    @property
     def says(self) -> str:
         """Return its name: "chapter 0, The ring"."""
-        return f"chapter {int(self.chapter.number)}, {MINUTES.sub('', self.heading)}"
+        return f"chapter {int(self.number)}, {MINUTES.sub('', self.heading)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +74,16 @@ class Entry:
 
     def places_for(self, number: str) -> tuple[Place, ...]:
         """Return where a reader of that chapter finds it explained: there, if that is one place."""
-        here = tuple(place for place in self.places if place.chapter.number == number)
+        here = tuple(place for place in self.places if place.number == number)
         return here or self.places
 
 
-def sections(chapter: Chapter) -> dict[str, Place]:
+def sections(file: str) -> dict[str, Place]:
     """Return the places of a chapter by the anchors of their headings, without the minutes.
 
     The top of the page, with its table of symbols, has the anchor "".
     """
-    notebook = json.loads((ROOT / chapter.file).read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / file).read_text(encoding="utf-8"))
     cells = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     text = "\n\n".join("".join(cell) for cell in cells)
     text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
@@ -86,7 +92,7 @@ def sections(chapter: Chapter) -> dict[str, Place]:
     for number, (heading, rest) in enumerate(zip(parts[::2], parts[1::2])):
         heading = re.sub(r"[`*]", "", heading).strip()
         anchor = make_id(MINUTES.sub("", heading)) if number else ""
-        places[anchor] = Place(chapter, heading, rest)
+        places[anchor] = Place(file, heading, rest)
     return places
 
 
@@ -96,7 +102,8 @@ def entries() -> tuple[Entry, ...]:
 
     Raises GlossaryError where the file names a field, a chapter or a heading that does not exist.
     """
-    places = {chapter.number: sections(chapter) for chapter in chapters()}
+    found = [CHAPTER.fullmatch(page["file"]) for page in pages()]
+    places = {match[1]: sections(match[0]) for match in found if match}
     listed = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))
     made = [_entry(one, places) for one in listed]
     return tuple(sorted(made, key=lambda one: (not one.symbols, one.name.lower(), one.name)))

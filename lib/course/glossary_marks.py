@@ -63,7 +63,7 @@ def explained(number: str) -> dict[str, list[str]]:
     headings = {}
     for one in entries():
         for place in one.places:
-            if place.chapter.number == number:
+            if place.number == number:
                 headings.setdefault(place.heading, []).append(one.anchor)
     return headings
 
@@ -107,7 +107,7 @@ def definitions(number: str = "") -> dict:
     """
     told = {}
     for one in entries():
-        places = [[place.says, Path(place.chapter.file).name, place.heading.replace(" ", "-")]
+        places = [[place.says, Path(place.file).name, place.heading.replace(" ", "-")]
                   for place in one.places_for(number)]  # fmt: skip
         told[one.anchor] = {"name": one.name, "means": one.plain, "more": one.more,
                             "places": places}  # fmt: skip

@@ -1,6 +1,6 @@
 """Puts the glossary into the book: its page, and a mark at the words of the chapters.
 
-A mark is a link to the word's entry, so it works without JavaScript; glossary.js shows the
+A mark is a link to the word's entry, so it works without JavaScript; definitions.js shows the
 definition beside it, which it finds in the page.
 """
 
@@ -51,7 +51,7 @@ def _links(app, one: Entry, docname: str) -> str:
 
 
 def _address(app, place: Place, docname: str) -> str:
-    there = PurePosixPath(place.chapter.file).with_suffix("").as_posix()
+    there = PurePosixPath(place.file).with_suffix("").as_posix()
     return f"{app.builder.get_relative_uri(docname, there)}#{nodes.make_id(place.heading)}"
 
 
@@ -127,6 +127,6 @@ def setup(app) -> dict:
     app.add_source_suffix(".yml", "myst-nb")
     app.connect("source-read", page)
     app.add_post_transform(Marks)
-    app.add_css_file("glossary.css")
-    app.add_js_file("glossary.js", defer="defer")
+    app.add_css_file("definitions.css")
+    app.add_js_file("definitions.js", defer="defer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""A server extension of JupyterLab: it serves copies of chapters, and saves files unchanged.
+"""A server extension of JupyterLab: copies of chapters, their glossary, and files saved unchanged.
 
 `.venv/etc/jupyter` names it, so that `jupyter lab` loads it as `make lab` does.
 """
@@ -12,6 +12,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado.web import HTTPError, authenticated
 
+from lib.course import glossary_marks
 from lib.course.tools import copies
 from lib.course.tools.widgets import STATE
 
@@ -25,7 +26,7 @@ class Chapter(APIHandler):
     @authorized
     def get(self):
         """Send {title, copy, is_copy, newer, changed} of a chapter, {} of any other notebook."""
-        root, path, copy = self._asked()
+        root, path, copy = asked(self)
         about = {}
         if copy:
             about = {"title": copy.title, "copy": copy.path.relative_to(root).as_posix()}
@@ -36,7 +37,7 @@ class Chapter(APIHandler):
     @authorized
     def post(self):
         """Make the copy, or make it again; send {copy, kept}, the names of both files."""
-        root, _, copy = self._asked()
+        root, _, copy = asked(self)
         if not copy:
             raise HTTPError(404, "This notebook is not a chapter of the course.")
         kept = None
@@ -51,11 +52,26 @@ class Chapter(APIHandler):
             {"copy": copy.path.relative_to(root).as_posix(), "kept": kept.name if kept else ""}
         )
 
-    def _asked(self) -> tuple[Path, Path, copies.Copy | None]:
-        root = Path(self.contents_manager.root_dir)
-        path = Path(os.path.abspath(root / self.get_query_argument("path")))
-        copy = copies.of(path)
-        return root, path, copy if copy and path.parents[1].is_relative_to(root) else None
+
+class Glossary(APIHandler):
+    """Answers `many-ranks/glossary?path=my-chapters/00-ranks.ipynb`, with JupyterLab's own path."""
+
+    auth_resource = "contents"
+
+    @authenticated
+    @authorized
+    def get(self):
+        """Send all entries of the glossary and, for a chapter, what is marked in its text."""
+        _, _, copy = asked(self)
+        self.finish(glossary_marks.definitions(copy.number if copy else ""))
+
+
+def asked(handler: APIHandler) -> tuple[Path, Path, copies.Copy | None]:
+    """Return the served folder, the path that was asked for, and its chapter if it is one."""
+    root = Path(handler.contents_manager.root_dir)
+    path = Path(os.path.abspath(root / handler.get_query_argument("path")))
+    copy = copies.of(path)
+    return root, path, copy if copy and path.parents[1].is_relative_to(root) else None
 
 
 def as_stored(model, path, contents_manager) -> None:
@@ -89,6 +105,7 @@ def _jupyter_server_extension_points():
 
 
 def _load_jupyter_server_extension(app):
-    address = url_path_join(app.web_app.settings["base_url"], "many-ranks/chapter")
-    app.web_app.add_handlers(".*$", [(address, Chapter)])
+    ours = url_path_join(app.web_app.settings["base_url"], "many-ranks")
+    handlers = [(f"{ours}/chapter", Chapter), (f"{ours}/glossary", Glossary)]
+    app.web_app.add_handlers(".*$", handlers)
     app.contents_manager.register_pre_save_hook(as_stored)

@@ -1,5 +1,6 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
-// pictures.js, saving.js (what a notebook's file holds) and copies.js (the reader's own chapters).
+// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
+// and definitions.js and glossary.js (marked words).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -82,12 +83,14 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const loaded = Promise.all(["pictures.js", "saving.js", "copies.js"].map(load));
+  const files = ["pictures.js", "saving.js", "copies.js", "definitions.js", "glossary.js"];
+  const loaded = Promise.all(files.map(load));
 
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
     async get() {
-      const plugins = [extension, await manyRanksCopies(shared)];
+      const own = [manyRanksCopies, manyRanksGlossary];
+      const plugins = [extension, ...await Promise.all(own.map((plugin) => plugin(shared)))];
       return () => plugins;
     },
   };

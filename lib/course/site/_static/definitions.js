@@ -1,6 +1,6 @@
 // Shows the definition of a marked word beside it: under the pointer, with the keyboard's focus, or
 // after a tap. In the book the marks are in the page and are links to the glossary's own page; in
-// JupyterLab ../lab/glossary.js makes them. A plain script: a page from file:// may load no modules.
+// JupyterLab ../lab/glossary.js makes them. A plain script, for pages from file:// load no modules.
 
 "use strict";
 
