@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -184,21 +185,20 @@ def test_print_and_a_page_without_scripts_have_plain_words(book, book_page):
 
 MODEL = "jupyterapp.shell.currentWidget.context.model"
 MARKS = ".jp-Notebook .jp-RenderedMarkdown a.term"
+SETTLED = f"() => {MODEL}.getMetadata('language_info')?.version"  # the kernel says what it is
 
 
 @pytest.fixture
-def stored(folder):
+def stored(folder, tmp_path_factory):
     """A chapter where JupyterLab serves, in a course of its own."""
-    made = folder / "words" / "chapters"
-    made.mkdir(parents=True)
-    path = shutil.copy(ROOT / chapters()[0].file, made)
+    made = folder / tmp_path_factory.mktemp("words").name / "chapters"
     shutil.copytree(ROOT / "chapters/images", made / "images")
-    return made / path.name
+    return Path(shutil.copy(ROOT / chapters()[0].file, made))
 
 
 def test_words_are_marked_in_jupyterlab_and_the_notebook_stays_as_it_is(lab, folder, stored):
     before = stored.read_bytes()
-    page = lab.open(stored.relative_to(folder).with_suffix("").as_posix(), kernel=False)
+    page = lab.open(stored.relative_to(folder).with_suffix("").as_posix())
     mark, box = page.locator(MARKS, has_text="ranks").first, page.locator(BOX)
     mark.wait_for()
     forbidden = ", ".join(f"{tag} a.term" for tag in sorted(FORBIDDEN))
@@ -209,6 +209,8 @@ def test_words_are_marked_in_jupyterlab_and_the_notebook_stays_as_it_is(lab, fol
     page.screenshot(path=SCREENSHOTS / "glossary-jupyterlab.png")
     page.keyboard.press("Escape")
     assert box.count() == 0
+    page.wait_for_function(SETTLED)
+    page.wait_for_timeout(500)
     assert not page.evaluate(f"() => {MODEL}.dirty")
     page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
     assert stored.read_bytes() == before
@@ -226,7 +228,7 @@ def test_words_are_marked_in_jupyterlab_and_the_notebook_stays_as_it_is(lab, fol
 
 
 def test_the_list_opens_in_jupyterlab_at_the_word(lab, folder, stored):
-    page = lab.open(stored.relative_to(folder).with_suffix("").as_posix(), kernel=False)
+    page = lab.open(stored.relative_to(folder).with_suffix("").as_posix())
     mark = page.locator(MARKS, has_text="ledger").first
     mark.wait_for()
     number = page.evaluate(f"() => {MODEL}.cells.length")
@@ -235,7 +237,8 @@ def test_the_list_opens_in_jupyterlab_at_the_word(lab, folder, stored):
     terms = page.locator(".term-list dt")
     terms.first.wait_for()
     assert terms.count() == len(entries())
-    assert page.locator("#glossary-ledger").bounding_box()["y"] > 0
+    page.wait_for_function("() => document.activeElement.id === 'glossary-ledger'")
+    assert 0 < page.locator("#glossary-ledger").bounding_box()["y"] < 900, "it is in sight"
     assert page.evaluate("() => jupyterapp.commands.label('many-ranks:glossary')") == (
         "Many Ranks: Glossary"
     )

@@ -150,7 +150,8 @@
     }
     if (!tab.isAttached) app.shell.add(tab, "main", { mode: "split-right" });
     app.shell.activateById(tab.id);
-    if (anchor) document.getElementById(anchor)?.scrollIntoView();
+    await tab.revealed;
+    requestAnimationFrame(() => document.getElementById(anchor)?.focus());
   }
 
   function listed(app, entries) {
@@ -162,7 +163,7 @@
     const list = element("dl");
     for (const [anchor, entry] of Object.entries(entries)) {
       const { name, means, more, links } = told(app, entry);
-      const term = Object.assign(element("dt", name), { id: anchor });
+      const term = Object.assign(element("dt", name), { id: anchor, tabIndex: -1 });
       const parts = links.flatMap(([text, href, open], place) => {
         const link = Object.assign(element("a", text), { href });
         link.addEventListener("click", (event) => (event.preventDefault(), open()));
