@@ -250,8 +250,9 @@ def book(gallery, tmp_path_factory):
     listed = yaml.safe_load((ROOT / "book.yml").read_text())
     listed["subtrees"][0]["entries"].append({"file": "chapters/gallery.ipynb", "title": "Gallery"})
     (tree / "book.yml").write_text(json.dumps(listed))  # JSON is YAML
-    for name in ("README.md", "CONTRIBUTING.md"):
-        shutil.copy(ROOT / name, tree)
+    (tree / "data").mkdir()
+    for name in ("README.md", "CONTRIBUTING.md", "data/glossary.yml"):
+        shutil.copy(ROOT / name, tree / name)
     words = [word for word in SPHINX if word != "-W"]  # another step asks for no warnings
     environ = {**os.environ, "PYTHONPATH": str(tree)}
     call = {"cwd": tree, "env": environ, "capture_output": True, "text": True}

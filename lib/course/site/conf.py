@@ -21,7 +21,7 @@ author = "The Many Ranks, One Model authors"
 copyright = f"2026, {author}"
 language = "en"
 
-extensions = ["myst_nb", "sphinx_external_toc"]
+extensions = ["myst_nb", "sphinx_external_toc", "lib.course.site.terms"]
 external_toc_path = str(ROOT / "book.yml")
 external_toc_exclude_missing = False
 include_patterns = ["README.md", *(page["file"] for page in pages(ROOT))]

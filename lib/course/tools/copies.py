@@ -33,6 +33,11 @@ class Copy:
         return title(self.stored)
 
     @property
+    def number(self) -> str:
+        """Return the chapter's number: "00"."""
+        return self.stored.stem.split("-")[0]
+
+    @property
     def changed(self) -> bool:
         """Return True where the copy has anything that a new copy would not have."""
         copy = _read(self.path)

@@ -1,4 +1,4 @@
-"""A server extension of JupyterLab: the course and its copies of chapters; files saved unchanged.
+"""A server extension of JupyterLab: the course, its chapters and words; files saved unchanged.
 
 `.venv/etc/jupyter` names it, so that `jupyter lab` loads it as `make lab` does.
 """
@@ -13,7 +13,7 @@ from jupyter_server.utils import url_path_join
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, authenticated
 
-from lib.course import progress
+from lib.course import glossary_marks, progress
 from lib.course.jupyter import landing
 from lib.course.tools import copies
 from lib.course.tools.book import BookError
@@ -50,11 +50,11 @@ class Chapter(APIHandler):
     @authenticated
     @authorized
     def get(self):
-        """Send {title, copy, solved, is_copy, newer, changed, cell, previous, next}; {} of no chapter.
+        """Send {title, copy, is_copy, newer, changed, cell, solved, previous, next}, or {}.
 
         `solved` has the names of the exercises that the reader has solved.
         """
-        root, path, copy = self._asked()
+        root, path, copy = asked(self)
         about = {}
         if copy:
             course = copy.path.parents[1]
@@ -72,7 +72,7 @@ class Chapter(APIHandler):
     def put(self):
         """Remember the cell that the reader is at: {cell}, its id."""
         cell = (self.get_json_body() or {}).get("cell")
-        _, path, copy = self._asked()
+        _, path, copy = asked(self)
         if copy and path == copy.path and isinstance(cell, str) and len(cell) <= 64:
             try:
                 landing.note(copy, cell)
@@ -84,7 +84,7 @@ class Chapter(APIHandler):
     @authorized
     def post(self):
         """Make the copy, or make it again; send {copy, kept}, the names of both files."""
-        root, _, copy = self._asked()
+        root, _, copy = asked(self)
         if not copy:
             raise HTTPError(404, "This notebook is not a chapter of the course.")
         kept = None
@@ -100,11 +100,26 @@ class Chapter(APIHandler):
             {"copy": copy.path.relative_to(root).as_posix(), "kept": kept.name if kept else ""}
         )
 
-    def _asked(self) -> tuple[Path, Path, copies.Copy | None]:
-        root = Path(self.contents_manager.root_dir)
-        path = Path(os.path.abspath(root / self.get_query_argument("path")))
-        copy = copies.of(path)
-        return root, path, copy if copy and path.parents[1].is_relative_to(root) else None
+
+class Glossary(APIHandler):
+    """Answers `many-ranks/glossary?path=my-chapters/00-ranks.ipynb`, with JupyterLab's own path."""
+
+    auth_resource = "contents"
+
+    @authenticated
+    @authorized
+    def get(self):
+        """Send all entries of the glossary and, for a chapter, what is marked in its text."""
+        _, _, copy = asked(self)
+        self.finish(glossary_marks.definitions(copy.number if copy else ""))
+
+
+def asked(handler: APIHandler) -> tuple[Path, Path, copies.Copy | None]:
+    """Return the served folder, the path that was asked for, and its chapter if it is one."""
+    root = Path(handler.contents_manager.root_dir)
+    path = Path(os.path.abspath(root / handler.get_query_argument("path")))
+    copy = copies.of(path)
+    return root, path, copy if copy and path.parents[1].is_relative_to(root) else None
 
 
 def as_stored(model, path, contents_manager) -> None:
@@ -139,6 +154,7 @@ def _jupyter_server_extension_points():
 
 def _load_jupyter_server_extension(app):
     base = app.web_app.settings["base_url"]
-    pairs = (("many-ranks/chapter", Chapter), ("many-ranks/course", Course))
-    app.web_app.add_handlers(".*$", [(url_path_join(base, name), kind) for name, kind in pairs])
+    kinds = {"chapter": Chapter, "course": Course, "glossary": Glossary}
+    handlers = [(url_path_join(base, "many-ranks", name), kind) for name, kind in kinds.items()]
+    app.web_app.add_handlers(".*$", handlers)
     app.contents_manager.register_pre_save_hook(as_stored)

@@ -6,6 +6,8 @@ set -eu
 cd "$(dirname "$0")/../../.."
 venv=.venv/bin/python
 stamp=.venv/.ready
+static=lib/course/site/_static # what JupyterLab shows as the book does
+shown="$static/pictures.js $static/definitions.js $static/definitions.css"
 
 which=no
 if [ "${1-}" = --which ]; then which=yes; shift; fi
@@ -18,7 +20,7 @@ fingerprint() {
         pwd
         "$venv" -V
         cat requirements.txt pyproject.toml lib/course/site/*.json
-        cat lib/course/site/lab/* lib/course/site/_static/pictures.js
+        cat lib/course/site/lab/* $shown
     } 2>&1 | cksum
 }
 
@@ -81,5 +83,5 @@ server=.venv/etc/jupyter/jupyter_server_config.d
 mkdir -p $share/lab/settings $share/labextensions/many-ranks $server
 cp lib/course/site/overrides.json $share/lab/settings/overrides.json
 cp lib/course/site/server.json $server/many-ranks.json
-cp lib/course/site/lab/* lib/course/site/_static/pictures.js $share/labextensions/many-ranks
+cp lib/course/site/lab/* $shown $share/labextensions/many-ranks
 fingerprint >$stamp

@@ -2,13 +2,10 @@
 
 import json
 import os
-import sys
-from types import ModuleType
 
 import nbformat
 import pytest
 
-import lib.course
 from lib.course.jupyter import landing
 from lib.course.tools import book, copies
 

@@ -348,7 +348,9 @@ def test_what_is_installed_is_not_installed_again(bare_machine, tmp_path):
     server = home / ".venv/etc/jupyter/jupyter_server_config.d/many-ranks.json"
     shutil.copytree(ROOT / "lib/course/site/lab", home / "lib/course/site/lab")
     (home / "lib/course/site/_static").mkdir()
-    (home / "lib/course/site/_static/pictures.js").write_text("//")
+    shown = {"pictures.js", "definitions.js", "definitions.css"}
+    for name in shown:
+        (home / "lib/course/site/_static" / name).write_text("//")
     (home / "lib/course/site/overrides.json").write_text("{}")
     (home / "lib/course/site/server.json").write_text("{}")
     python = home / ".venv/bin/python"
@@ -365,7 +367,7 @@ def test_what_is_installed_is_not_installed_again(bare_machine, tmp_path):
     assert (installs(), installs()) == (1, 1)
     assert (home / ".venv/share/jupyter/lab/settings/overrides.json").read_text() == "{}"
     shared = home / ".venv/share/jupyter/labextensions/many-ranks"
-    ours = {path.name for path in (ROOT / "lib/course/site/lab").iterdir()} | {"pictures.js"}
+    ours = {path.name for path in (ROOT / "lib/course/site/lab").iterdir()} | shown
     assert {path.name for path in shared.iterdir()} == ours and server.read_text() == "{}"
     (home / "requirements.txt").write_text("2")
     assert (installs(), installs()) == (2, 2)

@@ -1,7 +1,8 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
 // pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
 // places.js (where the reader is in them), course.js (the first page), asking.js (the server),
-// exercises.js (buttons below an exercise) and progress.js (what is told of a long call).
+// exercises.js (buttons below an exercise), progress.js (what is told of a long call), and
+// definitions.js and glossary.js (marked words).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -86,7 +87,7 @@
     return new Promise((done) => loader.addEventListener("load", done));
   }
   const names = ["pictures", "saving", "asking", "copies", "places", "course"];
-  names.push("exercises", "progress");
+  names.push("exercises", "progress", "definitions", "glossary");
   const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
   const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
   sheet.href = new URL("course.css", here);
@@ -95,7 +96,7 @@
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
     async get() {
-      const others = [manyRanksCopies, manyRanksCourse, manyRanksExercises];
+      const others = [manyRanksCopies, manyRanksCourse, manyRanksExercises, manyRanksGlossary];
       const made = others.map((plugin) => plugin(shared));
       const plugins = [extension, ...(await Promise.all(made))];
       return () => plugins;
