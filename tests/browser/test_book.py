@@ -1,5 +1,7 @@
 """The book around its pictures: search, widths, print, and links, all from a file."""
 
+import re
+
 import pytest
 
 
@@ -17,6 +19,8 @@ def at(book, new_page):
     for page in pages:
         page.context.close()
 
+
+TWO = ("00-ranks", "06-pipeline-bubbles")
 
 # --- search
 
@@ -65,11 +69,63 @@ def test_no_answer_is_found_before_it_is_revealed(at):
     assert "As in the second lap of the ring" not in held
 
 
+# --- paper
+
+SEEN_ON_PAPER = """() => {
+    const isSeen = (node) => node.checkVisibility() && node.getBoundingClientRect().width > 0;
+    const count = (what) => [...document.querySelectorAll(what)].filter(isSeen).length;
+    const paper = (node) => getComputedStyle(node).backgroundColor;
+    const whole = [...document.querySelectorAll("article img")].filter(isSeen)
+        .every((image) => getComputedStyle(image).breakInside === "avoid");
+    return {
+        pressed: count("button, input, select, canvas, nav, .mrom, .headerlink"),
+        stills: count("article .picture-printed"), titles: count("h1"), whole,
+        answers: count(".picture-printed details p"),
+        paper: [paper(document.documentElement), paper(document.body)],
+        ink: getComputedStyle(document.querySelector("article p")).color,
+    };
+}"""
+
+
+@pytest.mark.parametrize("chapter", TWO)
+def test_a_page_is_printed_without_controls_and_nothing_cut(at, chapter):
+    page = at(f"chapters/{chapter}.html", width=680, dark=True)  # A4 between its margins
+    page.locator("figure.mrom").last.wait_for(state="attached")
+    figures = page.locator("figure.mrom").count()
+    assert page.evaluate(SEEN_ON_PAPER)["pressed"] > figures > 10
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    seen = page.evaluate(SEEN_ON_PAPER)
+    assert (seen["pressed"], seen["titles"], seen["stills"]) == (0, 1, figures)
+    assert seen["whole"] and seen["answers"] > 2
+    assert seen["paper"] == ["rgb(255, 255, 255)"] * 2 and max(rgb(seen["ink"])) < 80
+    assert page.evaluate(CUT) == []
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    pages = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+    assert 15 < pages <= 32, f"{pages} pages"
+
+
+def rgb(colour):
+    """The three numbers of "rgb(1, 2, 3)"."""
+    return [int(number) for number in re.findall(r"\d+", colour)[:3]]
+
+
+def test_a_solution_is_printed_where_its_reader_has_unfolded_it(at):
+    page = at("chapters/00-ranks.html", width=680)
+    page.emulate_media(media="print")
+    solution = page.locator("details:has(> summary:text-is('Solution'))").first
+    said = "(node) => getComputedStyle(node.firstElementChild, '::after').content"
+    assert "in the notebook" in solution.evaluate(said)
+    assert not solution.locator("p").first.is_visible()
+    solution.evaluate("(node) => (node.open = true)")
+    assert solution.evaluate(said) == "none" and solution.locator("p").first.is_visible()
+
+
 # --- widths
 
-TWO = ("00-ranks", "06-pipeline-bubbles")
 CUT = """() => [...document.querySelectorAll("article pre")]
-    .filter((pre) => pre.scrollWidth > pre.clientWidth).map((pre) => pre.textContent.slice(0, 60))"""
+    .filter((pre) => pre.scrollWidth > pre.clientWidth).map((pre) => pre.textContent)"""
 WHOLE = "article .cell_input pre { white-space: pre !important }"
 
 
