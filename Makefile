@@ -19,8 +19,8 @@ test-gpu: ready ## ranks and chapters on the GPUs that are there; without any, o
 run: ready ## run every chapter without a browser; CHAPTER=00 for one
 	@$(PY) -m lib.course.tools.run $(CHAPTER)
 
-refresh: ready ## run chapters and store their outputs; CHAPTER=00 for one, FRESH=1 redraws all
-	@$(PY) -m lib.course.tools.refresh $(if $(FRESH),--fresh) $(CHAPTER)
+refresh: ready ## run chapters and store their outputs; CHAPTER=00 for one, FRESH=1 redraws all, TIMES=1 stores times alone
+	@$(PY) -m lib.course.tools.refresh $(if $(FRESH),--fresh) $(if $(TIMES),--seconds) $(CHAPTER)
 
 book: ready ## build the book into _build/book, warnings are errors
 	@$(PY) -m lib.course.tools.steps book

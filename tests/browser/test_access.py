@@ -10,9 +10,9 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 REACHED = "button, input, select, textarea, summary, a[href], [tabindex='0']"
 
 
-def complaints(page, part: str) -> str:
+def complaints(page, part: str, rules=RULES) -> str:
     """What axe-core says against a part of a page, and against which nodes."""
-    options = {"runOnly": {"type": "tag", "values": RULES}, "preload": False}  # fetches nothing
+    options = {"runOnly": {"type": "tag", "values": rules}, "preload": False}  # fetches nothing
     found = axe.Axe().run(page, context=part, options=options)
     assert found.response["passes"], f"axe-core found nothing to look at in {part}"
     return found.generate_report() if found.violations_count else ""
@@ -77,6 +77,42 @@ def test_axe_finds_nothing_in_the_book(book_page, book_pictures, dark):
     book_pictures(page)
     said = complaints(page, "main article")
     assert not said, said
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("address", ["README.html", "search.html?q=ring", "chapters/00-ranks.html"])
+def test_axe_finds_nothing_on_whole_pages_at_200_percent(book, new_page, address, dark):
+    """A window of 1,280 px at 200 % has 640 px, and this reader wants nothing to move."""
+    page = new_page(640, 450, dark=dark, offline=True)
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(f"{book.as_uri()}/{address}")
+    page.locator("h1").wait_for()
+    page.wait_for_function("() => !document.querySelector('.picture-still')")
+    said = complaints(page, "html", [*RULES, "best-practice"])
+    moving = page.evaluate(
+        "() => document.getAnimations().map((one) => one.effect.target.outerHTML)"
+    )
+    page.context.close()
+    assert not said, said
+    assert moving == []
+
+
+def test_the_first_tab_skips_to_the_text_and_focus_is_seen(book, new_page):
+    page = new_page(640, 450, offline=True)
+    page.goto(f"{book.as_uri()}/chapters/00-ranks.html")
+    page.keyboard.press("Tab")
+    link = page.get_by_role("link", name="Skip to main content")
+    assert link.evaluate("(node) => node === document.activeElement && node.checkVisibility()")
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main-content")
+    for _ in range(4):  # what is in the bar above the text
+        page.keyboard.press("Tab")
+        outline = """() => {
+            const style = getComputedStyle(document.activeElement);
+            return style.outlineStyle !== "none" || style.boxShadow !== "none";
+        }"""
+        assert page.evaluate(outline), page.evaluate("() => document.activeElement.outerHTML")
+    page.context.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ sys.path.insert(0, str(ROOT))
 
 import nbformat  # noqa: E402
 from docutils import nodes  # noqa: E402
+from markupsafe import Markup  # noqa: E402
 from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
-from lib.course.tools.book import pages  # noqa: E402 (a line above makes it importable)
+from lib.course.site import report, sections  # noqa: E402 (a line above makes it importable)
+from lib.course.tools.book import pages  # noqa: E402
 from lib.course.tools.widgets import VIEW, lifeless, lifeless_in_page  # noqa: E402
 
 project = "Many Ranks, One Model"
@@ -35,8 +37,12 @@ myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["_static"]
-html_css_files = ["pages.css"]
+templates_path = ["_templates"]
+html_use_index = False
+html_css_files = ["pages.css", "print.css"]
+html_js_files = [("print.js", {"defer": "defer"})]
 html_theme_options = {
+    "article_header_end": ["report.html", "article-header-buttons.html"],
     "navbar_persistent": [],  # else a second search bar
     "use_download_button": False,
     "use_fullscreen_button": False,
@@ -49,6 +55,7 @@ html_show_sphinx = False
 mathjax_path = "mathjax/tex-svg.js"
 mathjax3_config = {"options": {"enableMenu": False}}
 
+SECTIONS: dict[str, list[list[str]]] = {}  # by page: what the search finds
 OUTSIDE = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["'](?:https?:)?//[^"']*"""
     r"""|<link\b[^>]*\bhref=["'](?:https?:)?//[^"']*"""
@@ -79,12 +86,44 @@ class Stills(SphinxPostTransform):
                 kinds[VIEW].append(still)
 
 
+class Seconds(SphinxPostTransform):
+    """A cell that takes long says so above its code."""
+
+    default_priority = 3
+
+    def run(self, **kwargs) -> None:
+        """Called once for each page."""
+        for cell in list(self.document.findall(nodes.container)):
+            said = cell.get("cell_metadata", {}).get("many_ranks", {}).get("seconds")
+            if said:
+                cell.insert(0, nodes.paragraph("", f"about {said} s", classes=["cell-seconds"]))
+
+
+REPORT = report.address(ROOT)  # where readers report what is wrong; "" for nowhere
+EMPTY_HEADER = '<th class="head"><p></p></th>'  # it names no column, as a screen reader would say
+
+
+def dress(app, name: str, template: str, context: dict, document) -> None:
+    """Called for each page: its link to report, and no headers of tables that say nothing."""
+    context["report"] = report.link(REPORT, Markup(context.get("title", "")).striptags())
+    body = context.get("body", "")
+    context["body"] = body.replace(EMPTY_HEADER, '<td class="head"></td>')
+
+
+def read(app, document, name: str) -> None:
+    """Keeps the sections of a page for the search; `close` writes those of all pages."""
+    if app.builder.format == "html":
+        SECTIONS[app.builder.get_target_uri(name)] = sections.sections(document)
+
+
 def close(app, exception) -> None:
     """Gives the site its front door, and refuses what does not live or comes from outside."""
     if exception or app.builder.format != "html":
         return
     out = Path(app.outdir)
     home = f"{app.config.root_doc}.html"
+    listed = [home, *(str(Path(page["file"]).with_suffix(".html")) for page in pages(ROOT))]
+    sections.write({page: SECTIONS[page] for page in listed}, out)
     (out / "index.html").write_text(
         f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
         f'<meta http-equiv="refresh" content="0; url={home}"><a href="{home}">{project}</a>\n'
@@ -112,4 +151,7 @@ def pictures_missing(file: str, out: Path) -> list[str]:
 def setup(app) -> None:
     """Called by Sphinx."""
     app.add_post_transform(Stills)
+    app.add_post_transform(Seconds)
+    app.connect("doctree-resolved", read)
+    app.connect("html-page-context", dress)
     app.connect("build-finished", close)

@@ -3,9 +3,13 @@
 A file changes only if something changes that the tests compare (texts, tables, SVG). Pictures of
 measured times differ from run to run. They are stored again with the next such change, or when you
 ask for it (`FRESH=1`), so that a refresh that finds no change leaves every file as it was.
+
+A cell that takes 5 seconds or more says so in its metadata, rounded, and the book shows it. That is
+stored with the outputs, or alone (`TIMES=1`): measure on a machine that has nothing else to do.
 """
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -15,6 +19,8 @@ from lib.course.tools.run import bar, execute
 from lib.course.tools.widgets import VIEW, code, digest, tidy
 
 KEPT = {"kernelspec", "widgets"}  # the parts of a notebook's metadata that are stored
+OURS = "many_ranks"  # the part of a cell's metadata that is ours
+ROUND_SECONDS = (5, 10, 20, 30, 60, 120)  # what a cell may say that it takes
 UNCOMPARED = ("image/png", "image/jpeg", VIEW)  # as in nbval
 
 
@@ -38,6 +44,26 @@ def stored(notebook) -> str:
     return text + "\n"
 
 
+def about(seconds: float, stored: int | None = None) -> int | None:
+    """Return the seconds that a cell says it takes: rounded, and None where that is below 5.
+
+    What is `stored` stays where it is wrong by no more than a factor of two, as times of different
+    runs and machines are.
+    """
+    if stored and stored / 2 <= seconds <= 2 * stored:
+        return stored
+    if seconds < ROUND_SECONDS[0]:
+        return None
+    return min(ROUND_SECONDS, key=lambda one: abs(math.log(one / seconds)))
+
+
+def say_seconds(cell, seconds: float) -> None:
+    """Write into the metadata of `cell` how long it takes, if that is long."""
+    said = about(seconds, cell.metadata.pop(OURS, {}).get("seconds"))
+    if said:
+        cell.metadata[OURS] = {"seconds": said}
+
+
 def compared(notebook) -> list:
     """Return what tests compare of `notebook`, its source and its pictures' JavaScript."""
     cells = []
@@ -49,7 +75,8 @@ def compared(notebook) -> list:
                 plain = {k: output[k] for k in ("text", "name", "ename", "evalue") if k in output}
                 outputs.append([output.output_type, sorted(output.get("data", {})), shown, plain])
         count = cell.get("execution_count")
-        cells.append([cell.cell_type, cell.source, dict(cell.metadata), count, outputs])
+        metadata = {k: v for k, v in cell.metadata.items() if k != OURS}
+        cells.append([cell.cell_type, cell.source, metadata, count, outputs])
     return [
         *cells,
         sorted(notebook.metadata),
@@ -58,16 +85,23 @@ def compared(notebook) -> list:
     ]
 
 
-def refresh(path: Path, *, fresh: bool = False) -> str:
-    """Run the notebook at `path`, store it if something changed, and return what was done."""
+def refresh(path: Path, *, fresh: bool = False, seconds: bool = False) -> str:
+    """Run the notebook at `path`, store it if something changed, and return what was done.
+
+    With `seconds` nothing else is stored than how long its cells take.
+    """
     import nbformat
 
     before = path.read_text(encoding="utf-8")
-    text = stored(execute(path, bar(path.stem)))
+    old = nbformat.reads(before, as_version=4)
+    new = execute(path, bar(path.stem), timed=say_seconds)
+    if seconds:
+        for kept, run in zip(old.cells, new.cells, strict=True):
+            kept.metadata = run.metadata
+    text = stored(old if seconds else new)
     if text == before:
         return "as it was"
-    old = compared(nbformat.reads(before, as_version=4))
-    if not fresh and old == compared(nbformat.reads(text, as_version=4)):
+    if not (fresh or seconds) and compared(old) == compared(nbformat.reads(text, as_version=4)):
         return "as it was (FRESH=1 stores its pictures anew)"
     path.write_text(text, encoding="utf-8", newline="\n")
     return "stored"
@@ -76,10 +110,10 @@ def refresh(path: Path, *, fresh: bool = False) -> str:
 def main(words: list[str]) -> int:
     """Refresh the chapters called in `words`, or all; return 1 at the first that stops."""
     os.environ["RANKS_DEVICE"] = "cpu"  # what is stored comes from ranks on the CPU
-    fresh = "--fresh" in words
+    asked = {word.removeprefix("--"): True for word in words if word in ("--fresh", "--seconds")}
     try:
-        for path in notebooks([word for word in words if word != "--fresh"]):
-            print(f"{path.stem:<26} {refresh(path, fresh=fresh)}", flush=True)
+        for path in notebooks([word for word in words if not word.startswith("--")]):
+            print(f"{path.stem:<26} {refresh(path, **asked)}", flush=True)
     except BookError as wrong:
         print(wrong, file=sys.stderr)
         return 1

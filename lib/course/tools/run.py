@@ -12,12 +12,13 @@ CELL_SECONDS = 120  # a cell that takes longer has hung
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
-def execute(path: Path, progress=None, *, to_the_end: bool = False):
+def execute(path: Path, progress=None, *, to_the_end: bool = False, timed=None):
     """Run the notebook at `path` in its own folder, and return it with its outputs.
 
-    `progress(done, cells)` is called after each cell. Raises nbclient's CellExecutionError where a
-    cell fails without the tag `raises-exception` (unless `to_the_end`: the cells after it run, and
-    its error is among its outputs), and CellTimeoutError where one hangs.
+    `progress(done, cells)` is called after each cell, and `timed(cell, seconds)`. Raises nbclient's
+    CellExecutionError where a cell fails without the tag `raises-exception` (unless `to_the_end`:
+    the cells after it run, and its error is among its outputs), and CellTimeoutError where one
+    hangs.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -25,13 +26,19 @@ def execute(path: Path, progress=None, *, to_the_end: bool = False):
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["kernelspec"] = dict(KERNEL)
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-    done = 0
+    done, began = 0, 0.0
 
-    def step(**_) -> None:
+    def begin(**_) -> None:
+        nonlocal began
+        began = time.perf_counter()
+
+    def step(cell, **_) -> None:
         nonlocal done
         done += 1
         if progress:
             progress(done, cells)
+        if timed:
+            timed(cell, time.perf_counter() - began)
 
     # Under this variable ipykernel does not capture what children print; a reader does not have it.
     environ = {key: word for key, word in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
@@ -41,6 +48,7 @@ def execute(path: Path, progress=None, *, to_the_end: bool = False):
         allow_errors=to_the_end,
         record_timing=False,
         coalesce_streams=True,
+        on_cell_execute=begin,
         on_cell_executed=step,
         resources={"metadata": {"path": str(path.parent)}},
     )

@@ -75,7 +75,8 @@
     };
   };
 
-  // The book: the living picture takes the place of its still; where that fails, the still remains.
+  // The book: the living picture takes the place of its still, which is kept for paper; where that
+  // fails, the still remains.
   const find = (name) =>
     document.querySelectorAll(`script[type="application/vnd.jupyter.widget-${name}+json"]`);
   const read = (script) => JSON.parse(script.textContent);
@@ -93,7 +94,10 @@
       script.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING;
     const still = stills.find(follows);
     pictures.show(id, el).then(
-      () => still?.remove(),
+      () => {
+        el.classList.toggle("picture-living", Boolean(still));
+        still?.classList.replace("picture-still", "picture-printed");
+      },
       (wrong) => {
         el.remove();
         throw wrong;
