@@ -343,3 +343,29 @@ def test_a_bar_of_a_zoomed_schedule_is_where_it_was(bench_page):
     assert seen.hover(bar) == bar["about"]
     seen.drag(bar, 3 * bar["w"])  # moved in its row, by the places that are seen
     assert seen.state["edits"] and seen.state["from"] == 400
+
+
+# --- for everybody
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_in_the_open_menu(bench_page, dark):
+    from tests.browser import test_access as access  # skips where there is no axe
+
+    seen = bench_page(timeline(late()), 304, dark=dark)
+    tools(seen)
+    seen.node.get_by_role("button", name="Copy the numbers").click()
+    said = access.complaints(seen.page, "figure.mrom")
+    assert not said, said
+    tools(seen)  # closed, and open again: every button of it is reached by Tab
+    tools(seen)
+    access.is_walked(seen)
+    seen.screenshot(f"tools-{'dark' if dark else 'light'}")
+
+
+def test_the_menu_is_not_printed(bench_page):
+    seen = bench_page(timeline(late()))
+    seen.page.emulate_media(media="print")
+    assert not seen.node.locator(".mrom-tools").is_visible()
+    seen.page.emulate_media(media="screen")
+    assert seen.node.locator(".mrom-tools").is_visible()
