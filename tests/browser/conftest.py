@@ -74,12 +74,13 @@ def nothing_goes_wrong(wrongs):
 def new_page(browser, wrongs):
     """`new_page(width=1280, dark=False, offline=False)`: a page whose wrongs are heard."""
 
-    def make(width=1280, height=900, *, dark=False, offline=False, scripts=True):
+    def make(width=1280, height=900, *, dark=False, offline=False, scripts=True, touch=False):
         context = browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme="dark" if dark else "light",
             offline=offline,
             java_script_enabled=scripts,
+            has_touch=touch,
         )
         context.set_default_timeout(PATIENCE * 1000)
         page = context.new_page()
@@ -122,11 +123,12 @@ BENCH = """async ([text, data, asks]) => {
         send: (message) => window.sent.push(message),
     };
     window.sent = [];
-    window.answer = (message) =>
-        heard.forEach(([name, call]) => name === "msg:custom" && call(message));
+    window.trigger = (event, ...more) =>
+        heard.forEach(([name, call]) => name === event && call(...more));
+    window.answer = (message) => trigger("msg:custom", message);
     window.renew = (given) => {
         data = given;
-        heard.forEach(([name, call]) => name === "change:data" && call());
+        trigger("change:data");
     };
     await mount(picture, here, model);
 }"""
@@ -134,21 +136,23 @@ BENCH = """async ([text, data, asks]) => {
 
 @pytest.fixture(scope="session")
 def _bench(new_page):
-    return {False: new_page(1700, 1000), True: new_page(1700, 1000, dark=True)}
+    pages = {(dark, False): new_page(1700, 1000, dark=dark) for dark in (False, True)}
+    return pages | {(False, True): new_page(360, 780, touch=True)}
 
 
 @pytest.fixture
 def bench_page(_bench):
     """`bench_page(picture, width=None, dark=False)`: a lib.draw Picture, living and alone.
 
-    It is laid out `width` pixels wide, else as wide as its still. What it sends to the kernel is in
-    `window.sent`; `window.answer(message)` is the kernel's answer, `window.renew(data)` new data.
+    It is laid out `width` pixels wide, else as wide as its still; with `touch` on a phone. What it
+    sends to the kernel is in `window.sent`; `window.answer(message)` is the kernel's answer,
+    `window.renew(data)` are new data, and `window.trigger(event)` is any other event of its model.
     """
     from lib.draw.parts import javascript, live
 
-    def show(picture, width: int | None = None, *, dark: bool = False) -> Seen:
+    def show(picture, width: int | None = None, *, dark=False, touch=False) -> Seen:
         kind, data = picture.live
-        page, room = _bench[dark], width or picture.width
+        page, room = _bench[dark, touch], width or picture.width
         page.set_content('<!doctype html><body style="margin:0"><div id="here"></div>')
         text, data = javascript.module(kind), live.packed({"summary": picture.summary} | data)
         for extra in (0, 40):  # the frame's own padding is learnt from the first

@@ -46,7 +46,7 @@ def test_pointing_at_a_bar_tells_its_bytes_and_at_a_point_its_loss(bench_page):
 
 def test_all_losses_are_told_in_words(bench_page):
     seen = bench_page(optimizers("GPT-2", LOSSES))
-    seen.node.locator("summary").click()
+    seen.node.locator(".mrom-summary summary").click()
     seen.settle()
     text = seen.node.locator(".mrom-summary pre").inner_text()
     assert "sm3: losses 2.701, 2.683, 2.715" in text

@@ -20,11 +20,11 @@ export function element(tag, more = {}, ...children) {
 }
 
 // Builds a control: its node, and `update` to call when the state has changed.
-export function buildControl(control, set, state, kernel) {
+export function buildControl(control, set, state, kernel, moving = []) {
   const now = () => (typeof control === "function" ? control(state) : control);
   const builder = builders[now().kind];
   if (!builder) throw new Error(`No control is called ${now().kind}.`);
-  const [node, update] = builder(now, set, state, kernel);
+  const [node, update] = builder(now, set, state, kernel, moving);
   return {
     node,
     update() {
@@ -34,7 +34,7 @@ export function buildControl(control, set, state, kernel) {
   };
 }
 
-const builders = { slider, choice, toggle, button, entry, player, ask };
+const builders = { slider, choice, toggle, button, reset, entry, player, ask };
 
 // A number on a line: {min, max, step, show: value => text}.
 function slider(now, set, state) {
@@ -85,6 +85,27 @@ function button(now, set, state) {
     node.textContent = label;
     node.disabled = Boolean(off?.(state));
     if (title) node.setAttribute("aria-label", node.title = title);
+  }];
+}
+
+// Begins anew, as a button does; until the next change it takes that back. What only moves over the
+// picture is no change.
+function reset(now, set, state, kernel, moving) {
+  let before = null, after = {}; // the state before it was pressed, and just after
+  const settled = () =>
+    Object.fromEntries(Object.entries(state).filter(([name]) => !moving.includes(name)));
+  const canUndo = () =>
+    Boolean(before) && Object.keys(after).every((name) => state[name] === after[name]);
+  const onclick = () => {
+    const back = canUndo() ? before : null;
+    before = back ? null : settled();
+    set(back || now().press(state));
+    after = settled();
+  };
+  const node = element("button", { type: "button", onclick });
+  return [node, () => {
+    node.textContent = canUndo() ? "Undo reset" : now().label;
+    node.disabled = !canUndo() && Boolean(now().off?.(state));
   }];
 }
 
@@ -194,14 +215,16 @@ function jumpBack(now, state, motion) {
 
 // Asks the kernel, where one runs: it is sent the state, and new data come back.
 function ask(now, set, state, kernel) {
-  const node = element("button", {
-    type: "button",
-    onclick: () => kernel.ask(now().name, state),
-  });
+  const onclick = () => kernel.ask(now().name, state);
+  const button = element("button", { type: "button", onclick });
+  const trouble = element("span", { class: "mrom-trouble", role: "status" });
+  const node = element("span", { class: "mrom-ask" }, button, trouble);
+  const missing = "needs a running kernel: open the chapter in JupyterLab";
   return [node, () => {
-    node.disabled = !kernel.isAlive || kernel.isBusy;
-    node.textContent = kernel.isBusy ? "running …" : now().label;
-    node.title = kernel.isAlive ? "" : "needs a running kernel: open the chapter in JupyterLab";
+    button.disabled = !kernel.isAlive || kernel.isBusy;
+    button.textContent = kernel.isBusy ? "running …" : now().label;
+    button.title = kernel.isAlive || kernel.trouble ? "" : missing;
+    if (trouble.textContent !== kernel.trouble) trouble.textContent = kernel.trouble;
   }];
 }
 
@@ -222,7 +245,8 @@ export function copyText(text) {
     style: "position:fixed;top:0;opacity:0",
     "aria-hidden": "true",
   });
-  const focus = document.activeElement;
+  let focus = document.activeElement;
+  while (focus?.shadowRoot?.activeElement) focus = focus.shadowRoot.activeElement;
   area.value = text;
   document.body.append(area);
   area.select();

@@ -32,6 +32,7 @@ export function picture(data) {
       const chosen = choices[turn - 1];
       return chosen ? `${chosen}: ${notes[chosen]}` : "";
     },
+    numbers: () => curveRows(data, names, sizes),
     drag: { start: (mark, at) => isInside(at), move: nearest },
     press: (mark, at, state, laid) => (isInside(at) ? nearest(at, state, laid) : null),
   };
@@ -73,6 +74,16 @@ function sizesOf(data) {
   const pairs = [...Object.values(data.points), ...lineNames.map((name) => data.lines[name])]
     .flat();
   return [...new Set(pairs.map(([x]) => x))].sort((a, b) => a - b);
+}
+
+// Gives a row for each name at each size, as a table.
+function curveRows(data, names, sizes) {
+  const [x, y] = [data.x, data.y].map(([name, unit]) => (unit ? `${name} (${unit})` : name));
+  const header = ["name", x, `${y}, measured`, `${y}, ${data.lines_are}`];
+  const rows = names.flatMap((name) =>
+    sizes.map((size) => [name, size, measuredAt(data, name, size), predictedAt(data, name, size)])
+  );
+  return [header, ...rows.filter(([, , ...values]) => values.some((value) => value !== null))];
 }
 
 // What was measured at a size, or null.

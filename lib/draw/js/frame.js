@@ -1,5 +1,5 @@
 // The frame around every picture: controls, two canvases (the picture, and what moves over it), a
-// tooltip, a status, announcements for screen readers, and the picture in words.
+// tooltip, a status, announcements for screen readers, the picture in words, and tools.
 //
 // A kind's file exports picture(data), which gives {title, summary, state, controls, ...} and
 //   layout(state, width) -> {marks, height, clip, status, summary, width}: pure, and alone decides
@@ -13,13 +13,17 @@
 //   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) and end -> changes}
 //   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
+//   numbers(state, laid) -> rows of cells, the first one the header: what "Copy the numbers" copies
+//     where it is more than what the marks tell; files: [[label, ending, () => text]], to be saved
 //   begin(set), end(): for what changes outside of the picture
 //   printed: what stands below it on paper, where no button can be pressed
 //   isBelow: the controls stand below it; isText: it is words already.
 import { buildControl, element } from "./controls.js";
+import { connectKernel } from "./kernel.js";
 import { isDark, onTheme, paint, prepareCanvas } from "./paint.js";
-import { connectKeys, connectPointer, outlineOf } from "./pointer.js";
+import { connectKeys, connectPointer, followTip, outlineOf } from "./pointer.js";
 import { addStylesheet, PADDING } from "./stylesheet.js";
+import { isFullScreen, makeTools } from "./tools.js";
 
 const WIDEST = 1200; // px
 
@@ -71,6 +75,7 @@ function draw(figure, shape, model, before) {
     laid: { marks: [], height: 0 }, // what `layout` gave
     over: [], // what `overlay` gave
     chosen: null, // the mark that the keyboard is at
+    pointed: null, // what the tooltip follows: a place, or "key" for that mark
     width: 0,
     isStale: true, // whether the layout has to be made again
     request: 0, // of the next frame, while one is awaited
@@ -80,10 +85,11 @@ function draw(figure, shape, model, before) {
   };
   const kernel = connectKernel(model, view.announce, () => updateControls(view));
   view.controls = (shape.controls || [])
-    .map((control) => buildControl(control, view.set, view.state, kernel));
-  view.nodes = makeNodes(view);
+    .map((control) => buildControl(control, view.set, view.state, kernel, shape.moving));
+  const tools = makeTools(view);
+  view.nodes = makeNodes(view, tools.node);
   connectPointer(view);
-  connectKeys(view);
+  const noKeys = connectKeys(view);
   const noResize = onResize(view), noTheme = onTheme(() => renew(view));
   figure.picture = view;
   shape.begin?.(view.set);
@@ -91,12 +97,14 @@ function draw(figure, shape, model, before) {
     cancelAnimationFrame(view.request);
     noResize();
     noTheme();
+    noKeys();
+    tools.end();
     kernel.end();
     shape.end?.();
   };
 }
 
-function makeNodes(view) {
+function makeNodes(view, tools) {
   const { figure, shape, controls } = view, { title, summary, isBelow, isText } = shape;
   figure.setAttribute("aria-label", title);
   const below = element("canvas", { "aria-hidden": "true" });
@@ -116,7 +124,7 @@ function makeNodes(view) {
   const panel = element("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
   if (controls.length && !isBelow) figure.append(panel);
   figure.append(heading, stage, caption, ...(isBelow ? [panel] : []), status, announcement);
-  figure.append(summaryBox);
+  figure.append(element("div", { class: "mrom-footer" }, summaryBox, tools));
   if (shape.printed) figure.append(element("p", { class: "mrom-printed", text: shape.printed }));
   const texts = { heading, caption, status, announcement, summaryText, summaryBox };
   return { below, above, tip, stage, ...texts };
@@ -160,6 +168,7 @@ function redraw(view) {
   nodes.stage.style.height = `${height}px`;
   showTexts(view);
   updateControls(view);
+  followTip(view);
   took.frame = performance.now() - start;
 }
 
@@ -190,7 +199,8 @@ function updateControls({ controls }) {
 // Lays the picture out as wide as its figure is, now and later; returns what ends that.
 function onResize(view) {
   const resize = () => {
-    const room = Math.min(WIDEST, Math.floor(view.figure.clientWidth - 2 * PADDING));
+    const most = isFullScreen(view.figure) ? Infinity : WIDEST;
+    const room = Math.min(most, Math.floor(view.figure.clientWidth - 2 * PADDING));
     if (room <= 0 || room === view.width) return;
     view.width = room;
     renew(view);
@@ -199,27 +209,4 @@ function onResize(view) {
   observer.observe(view.figure);
   resize();
   return () => observer.disconnect();
-}
-
-// The kernel behind a picture, if there is one: it answers a greeting, and later what is asked.
-function connectKernel(model, announce, changed) {
-  const kernel = { isAlive: false, isBusy: false };
-  const hear = (message) => {
-    if (!message || !("manyRanks" in message)) return;
-    kernel.isAlive = true;
-    kernel.isBusy = false;
-    if (message.manyRanks) announce(message.manyRanks);
-    changed();
-  };
-  kernel.ask = (name, state) => {
-    kernel.isBusy = true;
-    changed();
-    model.send({ ask: name, state });
-  };
-  kernel.end = () => model.off?.("msg:custom", hear);
-  if (model.get("asks")) {
-    model.on("msg:custom", hear);
-    model.send({ ask: "", state: {} });
-  }
-  return kernel;
 }

@@ -52,7 +52,7 @@ function keepControls(data, planNow) {
   const options = KEEP_POLICIES.filter(([name]) => name !== "budget" || budgets.length);
   const undo = { kind: "button", label: "Undo", press: keepUndo, off: isPlain };
   const anew = () => ({ ...begin, past: [], message: "" });
-  const reset = { kind: "button", label: "Reset", press: anew };
+  const reset = { kind: "reset", label: "Reset", press: anew };
   const show = (n) => amount(budgets[n]?.bytes ?? 0, "B"); // by hand there are none
   const isHidden = (name) => (state) => byHand || state.policy !== name;
   const slider = (name, label, more, of) => (state) => {

@@ -1,10 +1,6 @@
-// How a picture is touched: pointer, wheel and keys on its upper canvas, and the tooltip.
+// How a picture is touched: pointer, fingers, wheel and keys on its upper canvas, and the tooltip.
+import { describe } from "./mark_rows.js";
 import { markAt } from "./paint.js";
-
-// What is known of a mark, in lines; `at` is where the pointer is, where one asks.
-function describe(mark, at) {
-  return typeof mark.about === "function" ? mark.about(at) : mark.about;
-}
 
 // Gives the outline around the mark that the keyboard is at.
 export function outlineOf(mark) {
@@ -16,37 +12,43 @@ export function outlineOf(mark) {
   return { ...mark, ...place, ...look };
 }
 
-// Lets the pointer hover, press and drag, and the wheel zoom while ctrl is held.
+// Lets the pointer hover, press and drag, and two fingers, or the wheel while ctrl is held, zoom.
 export function connectPointer(view) {
-  const { shape, state, set, nodes: { above, tip } } = view;
+  const { shape, state, set, nodes: { above } } = view, fingers = connectFingers(view);
   let isDragging = false, pressed = { x: 0, y: 0 };
+  const drop = (event) => {
+    if (isDragging) set(shape.drag.end?.(pointOf(view, event), state, view.laid) || {});
+    isDragging = false;
+  };
+  const stop = (event) => {
+    drop(event);
+    fingers.lift(event);
+  };
   above.addEventListener("pointerdown", (event) => {
     const at = pressed = pointOf(view, event), mark = markUnder(view, at);
+    if (fingers.put(event, at) > 1) return drop(event);
     isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid));
     if (isDragging) {
       above.setPointerCapture(event.pointerId);
-      tip.hidden = true;
+      point(view, null);
     }
     const changes = shape.press?.(mark, at, state, view.laid);
     if (changes) set(changes);
   });
   above.addEventListener("pointermove", (event) => {
     const at = pointOf(view, event);
+    if (fingers.move(event, at)) return;
     if (isDragging) set(shape.drag.move(at, state, view.laid) || {});
-    else showTip(view, markUnder(view, at), at);
+    else point(view, at);
   });
-  const stop = (event) => {
-    if (isDragging) set(shape.drag.end?.(pointOf(view, event), state, view.laid) || {});
-    isDragging = false;
-  };
   above.addEventListener("pointerup", (event) => {
     const at = pointOf(view, event), isTap = Math.hypot(at.x - pressed.x, at.y - pressed.y) < 4;
     stop(event);
-    if (isTap) showTip(view, markUnder(view, at), at);
+    if (isTap) point(view, at);
   });
   above.addEventListener("pointercancel", stop);
   above.addEventListener("pointerleave", (event) => { // a finger leaves at once; its tip stays
-    if (event.pointerType !== "touch") tip.hidden = true;
+    if (event.pointerType !== "touch" && view.pointed !== "key") point(view, null);
   });
   const onwheel = (event) => {
     if (!event.ctrlKey && !event.metaKey) return; // a bare wheel scrolls the page
@@ -58,9 +60,39 @@ export function connectPointer(view) {
   above.addEventListener("wheel", onwheel, { passive: false });
 }
 
-// Lets keys do what the picture says, and the arrow keys go from mark to mark.
+// Two fingers on a picture that can be zoomed: what lies between them stays there. `put` and `move`
+// tell of how many fingers there are, and whether they zoom.
+function connectFingers(view) {
+  const { shape, state, set, nodes: { above } } = view;
+  const places = new Map(); // by pointer
+  const gap = ([a, b]) => Math.max(1, Math.hypot(a.x - b.x, a.y - b.y));
+  const onTouch = (event) => { // else the browser scrolls with two fingers, and takes them over
+    if (shape.wheel && event.touches.length > 1) event.preventDefault();
+  };
+  for (const name of ["touchstart", "touchmove"]) {
+    above.addEventListener(name, onTouch, { passive: false });
+  }
+  return {
+    put(event, at) {
+      if (event.pointerType === "touch" && shape.wheel) places.set(event.pointerId, at);
+      return places.size;
+    },
+    move(event, at) {
+      if (places.size !== 2 || !places.has(event.pointerId)) return false;
+      const before = gap([...places.values()]);
+      places.set(event.pointerId, at);
+      const [a, b] = places.values(), middle = { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 };
+      set(shape.wheel(-Math.log(gap([a, b]) / before) / 0.006, middle, state, view.laid) || {});
+      return true;
+    },
+    lift: (event) => places.delete(event.pointerId),
+  };
+}
+
+// Lets keys do what the picture says, and the arrow keys go from mark to mark; returns what ends
+// it. Escape closes the tooltip, wherever the keyboard is, and then leaves the mark.
 export function connectKeys(view) {
-  const { shape, state, set, announce, nodes: { above, tip } } = view;
+  const { shape, state, set, announce, figure, nodes: { above, tip } } = view;
   above.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const changes = shape.key?.(event.key, state, view.laid, view.chosen, event.shiftKey);
@@ -72,13 +104,49 @@ export function connectKeys(view) {
       announce(describe(next));
     }
     set(changes || {});
-    if (next) showTip(view, next, { x: next.x + next.w / 2 || 0, y: next.y + next.h || 0 });
+    if (next) point(view, "key");
   });
-  above.addEventListener("blur", () => {
+  const leave = () => {
     view.chosen = null;
-    tip.hidden = true;
     set({});
+  };
+  above.addEventListener("blur", () => {
+    leave();
+    point(view, null);
   });
+  const onEscape = (event) => {
+    if (event.key !== "Escape") return;
+    const path = event.composedPath();
+    if (!tip.hidden) point(view, null);
+    else if (view.chosen && path.includes(above)) leave();
+    else return;
+    if (!path.includes(figure)) return; // it means something else there too
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  document.addEventListener("keydown", onEscape, true);
+  return () => document.removeEventListener("keydown", onEscape, true);
+}
+
+// Tells the tooltip what to follow: a place on the canvas, "key" for the mark that the keyboard is
+// at, or nothing.
+function point(view, at) {
+  view.pointed = at;
+  followTip(view);
+}
+
+// Lets the tooltip say what is now where it points, after the picture has changed too.
+export function followTip(view) {
+  const { pointed, chosen, nodes: { tip, stage } } = view;
+  const mark = pointed === "key" ? chosen : pointed && markUnder(view, pointed);
+  tip.hidden = !mark;
+  if (!mark) return;
+  const below = () => ({ x: mark.x + mark.w / 2 || 0, y: mark.y + mark.h || 0 });
+  const at = pointed === "key" ? below() : pointed, text = describe(mark, at);
+  if (tip.textContent !== text) tip.textContent = text;
+  const room = stage.clientWidth - tip.offsetWidth - 4;
+  tip.style.left = `${Math.max(0, Math.min(at.x + 14, room))}px`;
+  tip.style.top = `${at.y + 16}px`;
 }
 
 function pointOf({ nodes }, event) {
@@ -88,16 +156,6 @@ function pointOf({ nodes }, event) {
 
 function markUnder({ over, laid }, { x, y }) {
   return markAt(over, x, y, laid.clip) || markAt(laid.marks, x, y, laid.clip);
-}
-
-function showTip({ nodes: { tip, stage } }, mark, { x, y }) {
-  tip.hidden = !mark;
-  if (!mark) return;
-  const text = describe(mark, { x, y });
-  if (tip.textContent !== text) tip.textContent = text;
-  const room = stage.clientWidth - tip.offsetWidth - 4;
-  tip.style.left = `${Math.max(0, Math.min(x + 14, room))}px`;
-  tip.style.top = `${y + 16}px`;
 }
 
 // The next box that can be described, in the direction of an arrow key.

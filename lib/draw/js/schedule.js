@@ -4,7 +4,7 @@ import { copyText } from "./controls.js";
 import { boxMark, lineMark, textMark } from "./marks.js";
 import { playSchedule } from "./play_schedule.js";
 import { layRun } from "./schedule_layout.js";
-import { findCell, moveByKey, scheduleDrag, undoMove } from "./schedule_moves.js";
+import { findCell, moveByKey, scheduleDrag, undoMove, WHOLE_TIME } from "./schedule_moves.js";
 import {
   chosenSchedule,
   costsOf,
@@ -20,9 +20,11 @@ import {
   keptBy,
   meetsGoal,
   scheduleCaption,
+  scheduleRows,
   scheduleSummary,
 } from "./schedule_words.js";
 import { readSchedule, RULES, scheduleText } from "./schedules.js";
+import { zoomable } from "./zoom.js";
 
 const HINT = "Tap a bar, or point at it, to read which microbatch it is and when. " +
   "Drag it to another place in its row. " +
@@ -43,26 +45,30 @@ export function picture(gathered) {
   const shown = { makespan: 0 }; // of what the last layout showed
   const { kind, ranks, microbatches, chunks, values, link } = data;
   const settings = { kind, ranks, microbatches, chunks, ...values, link };
+  const zoom = zoomable(WHOLE_TIME), drag = scheduleDrag(data, zoom.drag);
   return {
     title: `Schedule explorer, ${data.name}`,
     summary: data.summary,
-    state: { ...settings, now: 0, edits: [], of: "", picked: null, message: "" },
+    state: { ...settings, ...zoom.state, now: 0, edits: [], of: "", picked: null, message: "" },
     moving: ["now", "picked"],
     controls: [
       ...(data.isExercise ? [] : settingControls(data)),
       ...editControls(data),
       headControl(data, shown),
+      ...zoom.controls,
     ],
     layout(s, width) {
       const laid = laySchedule(data, s, width);
       if (laid.run) shown.makespan = laid.run.makespan;
       return laid;
     },
+    numbers: (s, laid) => laid.run && scheduleRows(laid, data.unit),
     overlay: (s, width, laid) => (laid.run ? [...ringMarks(s, laid), ...headMarks(s, laid)] : []),
     fullSummary: (s, laid) => laid.run && `${laid.summary}\n\n${scheduleText(laid.schedule)}`,
     press: (mark, at, s, laid) => ({ picked: findCell(laid, mark?.id) ? mark.id : null }),
-    key: moveByKey,
-    drag: scheduleDrag(data),
+    key: (key, s, ...more) => moveByKey(key, s, ...more) || zoom.key(key, s, ...more),
+    wheel: (by, at, s, laid) => laid.run && zoom.wheel(by, at, s, laid),
+    drag,
   };
 }
 
@@ -75,7 +81,8 @@ function laySchedule(data, s, width) {
     return laySentence(wrong.message, width, s.ranks);
   }
   const run = playWith(data, s, schedule), { unit, par, limit } = data;
-  const laid = layRun(schedule, run, { unit, par, limit }, width);
+  const shares = [s.from / WHOLE_TIME, s.to / WHOLE_TIME];
+  const laid = layRun(schedule, run, { unit, par, limit }, width, shares);
   const times = timesOf(data, s, schedule), link = !data.block && s.link;
   const summary = scheduleSummary(schedule, run, times, unit, link);
   const few = laid.hasAll ? "" : "Bars that are too small have no number.";
@@ -156,7 +163,7 @@ function editControls(data) {
   const copy = (s) => ({ of: signatureOf(s), edits: editsOf(s), message: copySchedule(data, s) });
   return [
     { kind: "button", label: "Undo", press: undoMove, off: isPlain },
-    { kind: "button", label: "Reset", press: reset, off: isPlain },
+    { kind: "reset", label: "Reset", press: reset, off: isPlain },
     (s) => ({ ...startButton(s), hidden: !data.begun }),
     { kind: "button", label: "Copy as text", press: copy },
   ];
@@ -183,14 +190,19 @@ function headControl({ unit }, shown) {
 // A ring around the bar that was picked or is dragged.
 function ringMarks(s, laid) {
   const bar = Number.isInteger(s.picked) && laid.marks.find((mark) => mark.id === s.picked);
-  return bar ? [boxMark(bar.x, bar.y, bar.w, bar.h, { edge: style.ink, thick: 2.5 })] : [];
+  return bar
+    ? [boxMark(bar.x, bar.y, bar.w, bar.h, { edge: style.ink, thick: 2.5, inside: true })]
+    : [];
 }
 
 // The play head, and what each rank keeps at that moment.
 function headMarks(s, { place, run, schedule, marks: drawn }) {
-  const time = s.now * run.makespan, { top, bottom } = place, x = place.left + time * place.pixels;
-  const marks = [lineMark([[x, top - 4], [x, bottom]], style.ink, { thick: 1.6 })];
-  marks.push(boxMark(x - 4, top - 8, 8, 5, { fill: style.ink }));
+  const time = s.now * run.makespan, { top, bottom, left, right } = place;
+  const x = place.zero + time * place.pixels, marks = [];
+  if (x > left - 1 && x < right + 1) {
+    marks.push(lineMark([[x, top - 4], [x, bottom]], style.ink, { thick: 1.6 }));
+    marks.push(boxMark(x - 4, top - 8, 8, 5, { fill: style.ink }));
+  }
   if (run.refused || !s.now) return marks;
   keptBy(schedule, aliveAtTime(schedule, run, time)).forEach((kept, rank) => {
     const bar = drawn.find((mark) => mark.id === `memory ${rank}`);

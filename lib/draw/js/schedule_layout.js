@@ -16,34 +16,38 @@ const KINDS_OF_ACTION = [0, 1, 2, 3];
 export const ROW_HEIGHT = 20;
 
 // Lays out all of a schedule that was played; `run.refused` where it could not be played to its
-// end. `hasAll` tells whether every bar has its number.
-export function layRun(schedule, run, { unit, par, limit }, width) {
+// end. Of its time `shares` are shown, from one to the other. `hasAll` tells whether every bar has
+// its number.
+export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 1]) {
   const isNarrow = width < NARROW_ROWS,
     place = isNarrow ? narrowPlace(schedule, width) : widePlace(width);
   const [from, end] = isNarrow ? [0, width] : [place.left, place.kept.x - 8];
   const stats = layStats(statsOf(run, unit, par), from, end);
   const top = stats.y + (isNarrow ? style.line : 0), step = ROW_HEIGHT + ROW_GAP;
   const bottom = top + schedule.rows.length * step, { left, right, kept } = place;
-  const span = Math.max(run.makespan, par || 0) || 1, pixels = (right - left) / span;
+  const span = Math.max(run.makespan, par || 0) || 1, [begin, until] = shares.map((s) => s * span);
+  const pixels = (right - left) / (until - begin), zero = left - begin * pixels;
   const keptTop = isNarrow ? bottom + 3 * style.line + 10 : top;
-  Object.assign(place, { top, bottom, pixels, limit, isNarrow, step });
+  Object.assign(place, { top, bottom, pixels, zero, limit, isNarrow, step });
   Object.assign(kept, { top: keptTop, bottom: keptTop + schedule.rows.length * step });
   const levels = levelsOf(schedule);
   const bars = layBars(schedule, run, levels, place, unit), marks = [...stats.marks, ...bars];
   if (isNarrow) marks.push(textMark(0, top - 16, "rank"));
   if (run.refused) marks.push(...layWaits(run, place));
   if (par) {
-    const x = left + par * pixels, about = `the goal for the makespan: ${figureText(par, unit)}`;
-    marks.push(lineMark([[x, top - 3], [x, bottom]], style.ink, { dash: true, about }));
+    const x = zero + par * pixels, about = `the goal for the makespan: ${figureText(par, unit)}`;
+    const more = { dash: true, about, inside: true };
+    marks.push(lineMark([[x, top - 3], [x, bottom]], style.ink, more));
   }
-  marks.push(...axisMarks(left, right, bottom, 0, span, unit));
+  marks.push(...axisMarks(left, right, bottom, begin, until, unit));
   if (!run.refused) marks.push(...layKept(schedule, run, place));
   const isBelow = isNarrow && !run.refused;
   const low = isBelow ? kept.bottom + 8 : bottom + 2 * style.line + 10;
   const keys = legendMarks(keysOf(schedule, run, levels), isNarrow ? 0 : left, low, width);
   const written = bars.filter((mark) => mark.isNumber).length;
   const hasAll = written >= bars.filter((mark) => Number.isInteger(mark.id)).length;
-  return { marks: [...marks, ...keys.marks], height: Math.round(keys.y), place, hasAll };
+  const clip = { x: left - 1, y: top - 8, w: right - left + 2, h: bottom - top + 8 };
+  return { marks: [...marks, ...keys.marks], height: Math.round(keys.y), place, hasAll, clip };
 }
 
 // Where the rows lie, and beside them the memory of their ranks.
@@ -108,7 +112,7 @@ function levelsOf({ rows, stages }) {
 
 // The rows: an action is a bar, and where a rank waits there is an invisible one that tells for
 // what.
-function layBars(schedule, run, levels, { top, left, pixels, isNarrow, step }, unit) {
+function layBars(schedule, run, levels, { top, left, zero, pixels, isNarrow, step }, unit) {
   const name = (rank) => isNarrow ? String(rank) : `rank ${rank}`;
   const marks = [], { starts, ends, grid, refused, makespan } = run;
   const shades = KINDS_OF_ACTION.map((kind) => LEVEL_SHARES.map((share) => shadesOf(kind, share)));
@@ -116,7 +120,7 @@ function layBars(schedule, run, levels, { top, left, pixels, isNarrow, step }, u
     schedule,
     run,
     levels,
-    left,
+    zero,
     pixels,
     shades,
     time: (value) => figureText(value, unit),
@@ -144,17 +148,17 @@ function layBars(schedule, run, levels, { top, left, pixels, isNarrow, step }, u
   return marks;
 }
 
-function idleMarks({ left, pixels, time }, rank, from, to, y, why, id) {
+function idleMarks({ zero, pixels, time }, rank, from, to, y, why, id) {
   if ((to - from) * pixels <= 0.5) return [];
   const about = () => `rank ${rank} idle from ${time(from)} to ${time(to)}: ${why()}`;
-  const more = { about, id };
-  return [boxMark(left + from * pixels, y, (to - from) * pixels, ROW_HEIGHT, more)];
+  const more = { about, id, inside: true };
+  return [boxMark(zero + from * pixels, y, (to - from) * pixels, ROW_HEIGHT, more)];
 }
 
 // An action's bar with its microbatch; a dead one never runs. Pairs that run side by side share
 // their row.
 function barMarksOf(
-  { schedule, run, levels, left, pixels, shades, time },
+  { schedule, run, levels, zero, pixels, shades, time },
   rank,
   i,
   rowTop,
@@ -167,19 +171,24 @@ function barMarksOf(
   const isLower = together && !isUpper && i > 0 && grid.paired.has(rows[rank][i - 1]);
   const h = isUpper || isLower ? ROW_HEIGHT / 2 - 0.5 : ROW_HEIGHT;
   const y = isLower ? rowTop + ROW_HEIGHT / 2 + 0.5 : rowTop;
-  const x = left + starts[at] * pixels, w = Math.max((ends[at] - starts[at]) * pixels, 0.6);
+  const x = zero + starts[at] * pixels, w = Math.max((ends[at] - starts[at]) * pixels, 0.6);
   const [full, edge, ink] = shades[kind][level];
   const when = () => isDead ? "never runs" : `from ${time(starts[at])} to ${time(ends[at])}`;
   const about = () =>
     `${actionText(code, stages)} on rank ${rank}: ${ACTION_NAMES[kind]}, ` +
     `stage ${stage}, microbatch ${microbatch}, ${when()}`;
   const fill = isDead ? tint(colourOf(LETTERS[kind]), 0.2) : full;
-  const bar = boxMark(x, y, w, h, { fill, id: code, about });
+  const bar = boxMark(x, y, w, h, { fill, id: code, about, inside: true });
   if (!isDead && level && w > 5) Object.assign(bar, inset(bar), { edge });
   else if (w > 3) bar.edge = style.paper;
   const text = String(microbatch);
   if (h < ROW_HEIGHT || w <= text.length * style.letter + 0.5) return [bar];
-  const letters = { fill: isDead ? style.faint : ink, align: "middle", isNumber: true };
+  const letters = {
+    fill: isDead ? style.faint : ink,
+    align: "middle",
+    isNumber: true,
+    inside: true,
+  };
   return [bar, textMark(x + w / 2, y + h / 2, text, letters)];
 }
 
@@ -195,18 +204,18 @@ function inset({ x, y, w, h }) {
 
 // Who waits for whom in a refused order: a ring around the bar that never runs, a line to the
 // other.
-function layWaits({ grid, starts, ends, refused }, { top, left, pixels, step }) {
+function layWaits({ grid, starts, ends, refused }, { top, zero, pixels, step }) {
   const place = (at) => {
     const y = top + grid.rank[at] * step;
-    return [left + starts[at] * pixels, y, (ends[at] - starts[at]) * pixels, ROW_HEIGHT];
+    return [zero + starts[at] * pixels, y, (ends[at] - starts[at]) * pixels, ROW_HEIGHT];
   };
   const middle = ([x, y, w, h]) => [x + w / 2, y + h / 2];
   return refused.waits.flatMap(([here, needed]) => {
     const [x, y] = middle(place(needed));
     return [
-      lineMark([middle(place(here)), [x, y]], style.ink, { thick: 1.6 }),
-      boxMark(x - 3, y - 3, 6, 6, { fill: style.ink }),
-      boxMark(...place(here), { edge: style.ink, thick: 2.5 }),
+      lineMark([middle(place(here)), [x, y]], style.ink, { thick: 1.6, inside: true }),
+      boxMark(x - 3, y - 3, 6, 6, { fill: style.ink, inside: true }),
+      boxMark(...place(here), { edge: style.ink, thick: 2.5, inside: true }),
     ];
   });
 }

@@ -3,6 +3,9 @@
 import { editedSchedule, editsOf, signatureOf } from "./schedule_settings.js";
 import { cellsOf, cellText } from "./schedules.js";
 
+// The whole time of a schedule, where a part of it is shown: `s.from` and `s.to` are of these.
+export const WHOLE_TIME = 1000;
+
 // Tells where the cell with an action stands: {rank, from}, its place in its row; null where it is
 // none.
 export function findCell(laid, code) {
@@ -40,15 +43,20 @@ export function moveByKey(key, s, laid, mark, isShift) {
   return moveCell(s, laid, cell.rank, cell.from, cell.from + steps[key]) || {};
 }
 
-// Dragging moves a bar within its row, and the play head along its axis.
-export function scheduleDrag(data) {
+// Dragging moves a bar within its row, and the play head along its axis; between the bars of a
+// schedule that is zoomed, `pan` moves the time that is shown.
+export function scheduleDrag(data, pan) {
   let held = null; // what the pointer holds: the play head, or a cell and what was there before
   return {
     start(mark, at, s, laid) {
       held = laid.run ? gripOf(mark, at, s, laid) : null;
+      if (!held && laid.run && s.to - s.from < WHOLE_TIME && pan.start(mark, at, s, laid)) {
+        held = { pan };
+      }
       return Boolean(held);
     },
     move(at, s, laid) {
+      if (held.pan) return pan.move(at, s, laid);
       if (held.isHead) return { now: shareAt(at, laid) };
       if (Math.abs(at.x - held.x) < 4 && !held.hasMoved) return {};
       held.hasMoved = true; // the row as it was when the drag began says where a place is
@@ -81,11 +89,11 @@ function centresOf(laid, { rank }) {
   return cellsOf(rows[rank], paired).map((cell) => {
     const [one, last] = [at, at + cell.length - 1];
     at += cell.length;
-    return laid.place.left + ((starts[one] + ends[last]) / 2) * laid.place.pixels;
+    return laid.place.zero + ((starts[one] + ends[last]) / 2) * laid.place.pixels;
   });
 }
 
 // The share of the makespan at a point.
 function shareAt({ x }, { place, run }) {
-  return Math.min(1, Math.max(0, (x - place.left) / place.pixels / (run.makespan || 1)));
+  return Math.min(1, Math.max(0, (x - place.zero) / place.pixels / (run.makespan || 1)));
 }

@@ -1,6 +1,6 @@
 // A schedule in words: figures, what a rank waited for, the summary.
 import { amount, commas, plural, roundHalfEven } from "./numbers.js";
-import { actionText } from "./schedules.js";
+import { actionText, LETTERS } from "./schedules.js";
 
 // Writes a number in four digits, or in three with its unit.
 export function figureText(value, unit) {
@@ -69,4 +69,18 @@ export function scheduleCaption(times, unit, link, more) {
 function range(all, unit) {
   const [low, high] = [Math.min(...all), Math.max(...all)].map((value) => figureText(value, unit));
   return low === high ? low : `${low} to ${high}`;
+}
+
+// Gives a row for each action, as a table: what, where and when.
+export function scheduleRows({ schedule: { rows, stages }, run }, unit) {
+  const inUnit = unit ? ` (${unit})` : "", { grid, starts, ends } = run;
+  const header = ["rank", "action", "stage", "microbatch", `start${inUnit}`, `end${inUnit}`];
+  const time = (value) => Number(value.toPrecision(9));
+  const rowOf = (rank, i, code) => {
+    const at = grid.first[rank] + i, cell = code >> 2;
+    const isDead = run.refused && at >= run.stuck[rank];
+    const when = isDead ? ["never", "never"] : [time(starts[at]), time(ends[at])];
+    return [rank, LETTERS[code & 3], cell % stages, Math.floor(cell / stages), ...when];
+  };
+  return [header, ...rows.flatMap((row, rank) => row.map((code, i) => rowOf(rank, i, code)))];
 }

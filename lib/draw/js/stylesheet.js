@@ -3,6 +3,14 @@
 // The room around a picture, in px.
 export const PADDING = 12;
 
+const FOOTER_RULES = `
+.mrom-footer{display:flex;flex-wrap:wrap;gap:0 24px;margin:6px 0 0;color:var(--faint)}
+.mrom-footer details[open]{flex-basis:100%;min-width:0}
+.mrom-footer summary{cursor:pointer;width:max-content;min-height:24px}
+.mrom-menu{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin:4px 0 0}
+.mrom-ask{display:inline-flex;flex-wrap:wrap;gap:4px 12px;align-items:center}
+.mrom.mrom-full{position:fixed;inset:0;z-index:9999;max-width:none;border-radius:0;overflow:auto}`;
+
 // Adds the stylesheet to the page, or to the shadow root, that holds a node; once.
 export function addStylesheet(el) {
   const root = el.getRootNode() instanceof ShadowRoot ? el.getRootNode() : document.head;
@@ -54,9 +62,8 @@ export function addStylesheet(el) {
 .mrom-status:empty,.mrom-heading:empty,.mrom-caption:empty{display:none}
 .mrom-announcement{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .mrom-printed{display:none;margin:8px 0 0}
-@media print{.mrom-printed{display:block}.mrom-controls,.mrom-summary{display:none}}
-.mrom-summary{margin:6px 0 0;color:var(--faint)}
-.mrom-summary summary{cursor:pointer;width:max-content;min-height:24px}
+@media print{.mrom-printed{display:block}.mrom-controls,.mrom-summary,.mrom-tools{display:none}}
+${FOOTER_RULES}
 .mrom-summary pre{margin:4px 0 0;padding:0;overflow-x:auto;background:none;border:0;
   color:var(--ink);
   font:12px/1.5 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre}

@@ -3,8 +3,10 @@ import { eventName, eventsAt, ranksInWords } from "./events.js";
 import { aliveAt, peakStatus, totalBytes } from "./memory_stacks.js";
 import { amount } from "./numbers.js";
 import { layTimeline, readTimeline } from "./timeline_layout.js";
+import { timelineRows, timelineTrace } from "./timeline_rows.js";
 import { playHeadMarks, zoomable } from "./zoom.js";
 
+const PERFETTO = " Open it at ui.perfetto.dev.";
 const PATH = "What the end waited for (critical path)";
 
 // Makes the picture of a timeline from what lib/draw/timeline.py gathers.
@@ -28,6 +30,8 @@ export function picture(data) {
     overlay: (state, width, { clip }) => playHeadMarks(state, clip),
     status: (state, laid) =>
       [laid.status, state.at && eventsStatus(timeline, state.at)].filter(Boolean).join("\n"),
+    numbers: () => timelineRows(timeline),
+    files: [["Save for Perfetto", ".trace.json", () => timelineTrace(timeline), PERFETTO]],
     wheel: zoom.wheel,
     key: zoom.key,
     drag: zoom.drag,

@@ -27,7 +27,7 @@ export function readTimeline(data) {
     gaps: gapsOf(runs[0], lines, data.ranks),
     same: sameEvents(data, runs),
     stacks: data.memory ? stacksOf(data.memory) : [],
-    shown: new Set([...new Set(runs[0].op)].map((op) => colourKey(runs[0].ops[op]))),
+    shown: namesByColour(runs[0]),
     time: (ticks) => amount(ticks * data.tick, "s"),
   };
 }
@@ -177,13 +177,26 @@ function addStacks(marks, { stacks, memory, ranks, place, tick }, view) {
 function keysOfTimeline({ runs, shown, memory, levels }, state, waits) {
   const keys = Object.entries({ ...style.compute, ...style.comm })
     .filter(([name]) => shown.has(name))
-    .map(([name, shade]) => [name, shade, false]);
+    .map(([name, shade]) => [[...shown.get(name)].sort().join(", "), shade, false]);
   keys.push(...levelKeys(levels.reduce((a, b) => Math.max(a, b), 0)));
   if (state.bubble) keys.push(["not computing", style.grid, false]);
   if (waits) keys.push(["waiting for the last rank", null, true]);
   for (const run of runs.slice(1)) keys.push([run.source, null, false]);
   for (const kind of memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
   return keys;
+}
+
+// For each colour that occurs, the operations that have it. A letter and the ends of a message go
+// by the colour's own name, and so does what is computed and has no colour.
+function namesByColour({ op, ops, lane }) {
+  const names = new Map();
+  op.forEach((code, i) => {
+    const own = ops[code], key = colourKey(own), isPlain = key === "compute" && !lane[i];
+    if (!names.has(key)) names.set(key, new Set());
+    const isShort = own.length === 1 || own === "send" || own === "recv";
+    names.get(key).add(isPlain || isShort ? key : own);
+  });
+  return names;
 }
 
 function describeOwnEvent(timeline, i) {

@@ -13,7 +13,8 @@ from lib.draw.parts import style
 JS = Path(__file__).parents[1] / "js"
 # The files that every picture shares, what a file imports before it.
 HAND = (
-    "numbers", "colours", "marks", "axes", "paint", "stylesheet", "controls", "pointer", "frame",
+    "numbers", "colours", "marks", "axes", "paint", "stylesheet", "controls", "mark_rows",
+    "pointer", "kernel", "page_svg", "tools", "frame",
 )  # fmt: skip
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', flags=re.MULTILINE)
 

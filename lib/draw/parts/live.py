@@ -92,6 +92,8 @@ class Live(anywidget.AnyWidget):
         if content.get("ask") and self._ask:
             try:
                 self.data = packed(self._ask(content["ask"], content["state"]))
+            except KeyboardInterrupt:
+                refusal = "The run was interrupted."
             except Exception as wrong:
                 refusal = f"{type(wrong).__name__}: {wrong}"
         self.send({"manyRanks": refusal})

@@ -127,6 +127,14 @@ def test_what_goes_wrong_in_the_kernel_is_told_and_the_picture_stays():
     assert widget.data["question"] == "?"
 
 
+def test_a_run_that_is_interrupted_is_told_and_the_button_is_free_again():
+    def ask(name, state):
+        raise KeyboardInterrupt
+
+    answers = heard(picture(ask=ask).widget(), {"ask": "run", "state": {}})
+    assert answers == [{"manyRanks": "The run was interrupted."}]
+
+
 def test_stills_do_without_widgets():
     code = (
         "import sys, lib.draw; sys.exit('ipywidgets' in sys.modules or 'matplotlib' in sys.modules)"
