@@ -99,14 +99,37 @@ def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course
     page.locator(f"{PAGE} h1").wait_for()
 
 
+EXERCISES = ["predict", "write", "repair", "reshard", "choose"]
+AGAIN = "id => [...jupyterapp.shell.widgets('main')].find((one) => one.id === id).onAfterShow()"
+
+
+@pytest.fixture(scope="module")
+def solved(desk):
+    """The page, where two of five exercises of chapter 1 are solved."""
+    lab, page = desk
+
+    def answer(route):
+        response = route.fetch()
+        about = response.json()
+        about["chapters"][1] |= {"exercises": EXERCISES, "solved": ["write", "predict"]}
+        route.fulfill(response=response, json=about)
+
+    page.route("**/many-ranks/course*", answer)
+    page.evaluate(OPEN)
+    page.evaluate(AGAIN, "many-ranks-course")
+    page.locator(f"{PAGE} progress").first.wait_for()
+    return lab, page
+
+
 @pytest.mark.parametrize("width", [360, 640, 1200])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_is_readable_everywhere(desk, width, dark):
-    lab, page = desk
-    page.evaluate(OPEN)
+def test_the_page_is_readable_everywhere(solved, width, dark):
+    lab, page = solved
     lab.turn(page, dark=dark)
     wide(page, width)
     node = page.locator(PAGE)
+    text = node.locator("li").nth(1).text_content()
+    assert "2 of 5 exercises solved: ✓ predict, ✓ write, repair, reshard, choose" in text
     assert node.evaluate("(node) => node.scrollWidth <= node.clientWidth"), "it is cut off"
     said = complaints(page, PAGE)
     page.screenshot(path=SCREENSHOTS / f"course-{width}-{'dark' if dark else 'light'}.png")
