@@ -58,19 +58,19 @@ def _misfit(key: str, value, kind) -> str:
     origin = get_origin(kind) or kind
     if origin is Callable:
         if is_missing(value):
-            raise NotBegun("there is no function yet")
+            raise NotBegun("There is no function yet.")
         hint = "Give the name of your function, without parentheses."
         return "" if callable(value) else f"{_said(value)} is not a function. {hint}"
     if origin is type:
         (base,) = get_args(kind)
         if is_missing(value):
-            raise NotBegun("there is no class yet")
+            raise NotBegun("There is no class yet.")
         fits = isinstance(value, type) and issubclass(value, base)
         hint = f"Give a class that inherits from {base.__name__}, without parentheses."
         return "" if fits else f"{_said(value)} is no such class. {hint}"
     if kind is str:
         if is_missing(value):
-            raise NotBegun("there is no text yet")
+            raise NotBegun("There is no text yet.")
         return "" if isinstance(value, str) else f"{_said(value)} is not text. Put it in quotes."
     if isinstance(kind, type) and kind not in (inspect.Parameter.empty, type(None)):
         fits = isinstance(value, kind)

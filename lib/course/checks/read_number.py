@@ -36,7 +36,7 @@ def read_number(value) -> int | float:
     if isinstance(value, complex):
         raise NoNumber("This number has an imaginary part. Write it without `j`.")
     if callable(value):
-        raise NoNumber("This is a function: did you forget to call it?")
+        raise NoNumber("This is a function. Call it, and write what it returns.")
     if not isinstance(value, Real | Decimal):
         raise NoNumber(f"This is of type {type(value).__name__}, and not a number.")
     try:

@@ -85,7 +85,8 @@ def _guarded(check):
             if why := refusal(check, self.name, args, kwargs):
                 return self._not_yet(why)
         except NotBegun as missing:
-            return self._open(str(missing), getattr(self, "task", ""))
+            sentence = str(missing).removesuffix(".")
+            return self._open(sentence[0].lower() + sentence[1:], getattr(self, "task", ""))
         verdict = check(self, *args, **kwargs)
         self.solved = verdict.solved
         if verdict.solved and (chapter := progress.here(self.name)):

@@ -67,7 +67,7 @@ def test_a_number_may_have_many_types(value, number):
         (10**400, "This number is too large."),
         (torch.ones(3), "These are several numbers, or none. Write one."),
         (np.ones(0), "These are several numbers, or none. Write one."),
-        (len, "This is a function: did you forget to call it?"),
+        (len, "This is a function. Call it, and write what it returns."),
         ({}, "This is of type dict, and not a number."),
     ],
 )
