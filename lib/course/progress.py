@@ -67,7 +67,7 @@ def remember(chapter: str, exercise: str) -> None:
     """
     file = folder() / FILE
     try:
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         with open(file.with_name(f".{FILE}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             names = solved()
