@@ -97,6 +97,7 @@
       () => {
         el.classList.toggle("picture-living", Boolean(still));
         still?.classList.replace("picture-still", "picture-printed");
+        still?.querySelector("img")?.classList.remove("picture-still"); // where it stands in a link
       },
       (wrong) => {
         el.remove();
