@@ -63,7 +63,7 @@ class Marks(SphinxPostTransform):
     def run(self, **kwargs) -> None:
         """Called once for each page."""
         number = re.match(r"chapters/(\d+)-", self.env.docname)
-        if self.app.builder.format != "html" or not number:
+        if self.app.builder.format != "html" or not number or PAGE not in self.env.found_docs:
             return
         here = self.app.builder.get_relative_uri(self.env.docname, PAGE)
         marked = mark(self.document, number[1], here)

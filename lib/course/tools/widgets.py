@@ -7,6 +7,8 @@ import hashlib
 import json
 import re
 
+from lib.draw.parts.javascript import inflated
+
 STATE = "application/vnd.jupyter.widget-state+json"
 VIEW = "application/vnd.jupyter.widget-view+json"
 POINTER = "IPY_MODEL_"  # how a widget's state names another widget
@@ -77,7 +79,8 @@ def lifeless_in_page(notebook, page: str) -> list[str]:
 def code(notebook) -> list[str]:
     """Return the JavaScript that a notebook's pictures carry, which is the same in every run."""
     parts = [model["state"] for model in states(notebook).values()]
-    return sorted({part[key] for part in parts for key in ("_esm", "text") if key in part})
+    texts = {part["_esm"] for part in parts if "_esm" in part}
+    return sorted(texts | {inflated(part["packed"]) for part in parts if "packed" in part})
 
 
 def digest(text: str) -> str:

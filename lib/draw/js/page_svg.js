@@ -4,8 +4,8 @@ import { textMark } from "./marks.js";
 
 const PAGE_EDGE = 12, PAGE_GAP = 6; // px around the page, and between the texts and the marks
 
-// Gives {width, height, parts: [{left, top, marks, clip}]} of a picture as it is now; `over` are the
-// marks over its layout's.
+// Gives {width, height, parts: [{left, top, marks, clip}]} of a picture as it is now; `over` are
+// the marks over its layout's.
 export function pageOf({ shape, laid, over, width }) {
   const { heading = shape.heading, caption = shape.caption } = laid, parts = [];
   const add = (marks, height, clip) => {

@@ -3,8 +3,10 @@
 Joined, the files share one scope, so all their top-level names differ. There is no build step.
 """
 
+import base64
 import json
 import re
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -66,3 +68,13 @@ def _joined(paths) -> str:
 def module(kind: str) -> str:
     """Return the whole module of a kind of picture, as the browser imports it."""
     return hand() + "\n" + kind_text(kind)
+
+
+def deflated(text: str) -> str:
+    """Return a text as zlib in base64."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def inflated(packed: str) -> str:
+    """Return the text that `deflated` has packed."""
+    return zlib.decompress(base64.b64decode(packed)).decode()

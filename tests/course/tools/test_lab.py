@@ -15,6 +15,7 @@ import nbformat
 import pytest
 
 from lib.course.tools import book, doctor, lab, refresh, run, steps, widgets
+from lib.draw.parts.javascript import deflated
 from tests.course.tools.test_road import ROOT, call, notebook
 from tests.every import every
 
@@ -119,8 +120,8 @@ def test_what_is_stored_of_widgets_is_what_the_outputs_need():
         made, store = stored_widgets(one, other, "gone")
         pointers = [f"IPY_MODEL_{name}" for name in (f"{code}1", f"{code}2")]
         store("idle", "AnyModel", _esm="nobody shows this")
-        store(f"{code}1", "WidgetModel", text="hand")
-        store(f"{code}2", "WidgetModel", text="hand")
+        store(f"{code}1", "WidgetModel", packed=deflated("hand"))
+        store(f"{code}2", "WidgetModel", packed=deflated("hand"))
         store("plain", "LayoutModel", width=None, height=None, _view_name="LayoutView")
         for name in (one, other):
             layout = {"layout": "IPY_MODEL_plain", "tabbable": None}
@@ -129,8 +130,8 @@ def test_what_is_stored_of_widgets_is_what_the_outputs_need():
         found.append(made)
     assert first == second, "a random id is left"
     states = widgets.states(first[0])
-    texts = [model["state"]["text"] for model in states.values() if "text" in model["state"]]
-    assert texts == ["hand"] and len(states) == 3
+    texts = [model["state"]["packed"] for model in states.values() if "packed" in model["state"]]
+    assert texts == [deflated("hand")] and len(states) == 3
     one, other, gone = (cell.outputs[0].data for cell in first[0].cells)
     assert gone == {"text/plain": "1"}, "a view of nothing would say: model not found"
     one, other = (data[widgets.VIEW]["model_id"] for data in (one, other))
@@ -147,7 +148,7 @@ def test_a_picture_that_cannot_live_is_named():
         cell.execution_count, cell.source = number, f"x = 1\npicture({number})"
     still = nbformat.v4.new_output("display_data", {"image/png": "AAAA", "text/plain": "a"})
     made.cells[0].outputs.append(still)
-    store("hand", "WidgetModel", text="hand")
+    store("hand", "WidgetModel", packed=deflated("hand"))
     store("alive", "AnyModel", code=["IPY_MODEL_hand"])
     store("codeless", "AnyModel", code=["IPY_MODEL_gone"])
     only_still, codeless, lost = widgets.lifeless(made)

@@ -204,7 +204,8 @@
       const { content } = await future.done;
       const said = content.user_expressions?.answer;
       if (said?.status !== "ok") {
-        throw new Error(`The kernel cannot answer: ${said?.evalue ?? content.evalue ?? "stopped"}.`);
+        const why = said?.evalue ?? content.evalue ?? "it was stopped";
+        throw new Error(`The kernel cannot answer: ${why}.`);
       }
       return said.data["application/json"];
     }
