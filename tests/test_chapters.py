@@ -1,6 +1,7 @@
 """Chapters as a reader works through them: exercises open, solved, and the planted bugs."""
 
 import ast
+import json
 import re
 import symtable
 from pathlib import Path
@@ -12,8 +13,9 @@ from PIL import Image, ImageChops
 
 from lib.course.ranks import cover
 from lib.course.tools.run import execute
-from lib.course.tools.widgets import VIEW, lifeless
+from lib.course.tools.widgets import VIEW, lifeless, states
 from lib.draw import collective
+from lib.draw.parts.javascript import inflated
 
 ROOT = Path(__file__).parents[1]
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
@@ -139,6 +141,21 @@ def test_every_picture_of_a_chapter_is_stored_alive(path):
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     alive = [out for out in outputs if VIEW in out.get("data", {})]
     assert len(lifeless(notebook)) == len(alive) > 5, "every picture was looked at"
+
+
+@every_chapter
+def test_a_stored_picture_says_in_words_what_its_still_says(path):
+    """Without its summary a picture cannot be drawn in the browser."""
+    notebook, seen = read(path), 0
+    for cell in notebook.cells:
+        for out in cell.get("outputs", []):
+            model = states(notebook).get(out.get("data", {}).get(VIEW, {}).get("model_id"))
+            if model and "asks" in model["state"]:
+                data = model["state"]["data"]
+                data = json.loads(inflated(data["packed"])) if "packed" in data else data
+                assert data["summary"] == out.data["text/plain"], cell.source
+                seen += 1
+    assert seen > 5
 
 
 @every_chapter
