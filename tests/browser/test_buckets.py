@@ -157,6 +157,11 @@ def test_without_anybody_to_ask_there_is_no_button(bench_page):
     assert not bench_page(picture()).node.get_by_text("Run on real ranks").count()
 
 
+def outlined(seen):
+    boxes = [m for m in seen.marks if m["kind"] == "box" and m.get("edge")]
+    return [m for m in boxes if not m.get("fill") and not m.get("hatch")]
+
+
 def test_a_run_is_laid_over_the_prediction(bench_page):
     drawn = picture(ask=lambda size: Ledger(fly([5] * 4, [0.01] * 4, (10,), **NET).ledger))
     seen = bench_page(drawn)
@@ -171,10 +176,16 @@ def test_a_run_is_laid_over_the_prediction(bench_page):
     seen.page.evaluate("renew", drawn.ask(asked["ask"], asked["state"]))
     seen.settle()
     seen.page.wait_for_function("() => document.querySelector('.mrom-status').textContent")
-    dashed = [m for m in seen.marks if m["kind"] == "box" and m.get("dash")]
-    assert len(dashed) == 1 + 2 + 1 and len(seen.marks) == before + 3 + 2  # and in the legend
-    assert dashed[0]["w"] == pytest.approx(0.04 / seen.ask("p => p.laid.run.end") * 542, abs=1)
+    outlines = outlined(seen)
+    assert len(outlines) == 1 + 2 + 1 and len(seen.marks) == before + 3 + 2  # and in the legend
+    assert not any(m.get("dash") for m in outlines), "dashed is what is predicted"
+    assert outlines[0]["w"] == pytest.approx(0.04 / seen.ask("p => p.laid.run.end") * 542, abs=1)
     assert re.search(r"Measured on 8 ranks, 25 MiB, first 1 MiB: 2 all-reduces", seen.status)
+    seen.page.evaluate("() => document.querySelector('figure.mrom').picture.set({ stop: 0 })")
+    seen.settle()
+    outlines = outlined(seen)
+    assert not outlines and "Measured on 8 ranks" in seen.status
+    assert "outlines" not in seen.ask("p => p.laid.caption")
 
 
 def test_a_slider_answers_within_a_frame(bench_page):

@@ -80,11 +80,11 @@ function barMarks(x, y, w, fill, texts, more) {
   return [bar, textMark(x + w / 2, y + LANES.bar / 2, text, letters)];
 }
 
-// Draws what real ranks recorded, dashed over what was predicted.
+// Outlines what real ranks recorded over what was predicted; no outline is dashed: predictions are.
 export function layMeasured({ bars, backward, source }, pixels) {
   const box = (y, [from, to], name) => {
     const about = `${source}: ${name}, ${amount(from, "s")} to ${amount(to, "s")}`;
-    const more = { edge: style.ink, dash: true, about };
+    const more = { edge: style.ink, thick: 2, about };
     return boxMark(LANES.left + from * pixels, y, (to - from) * pixels, LANES.bar, more);
   };
   const sent = bars.map((bar, n) => box(LANES.sendTop, bar, `bucket ${n}`));

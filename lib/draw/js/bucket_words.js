@@ -58,7 +58,7 @@ export function bucketsCaption({ start, link, more, measured }, { alpha, bandwid
     "Predicted: backward takes the time given for each gradient, and the all-reduce of a bucket " +
     "on n ranks 2(n − 1) latencies plus 2(n − 1)/n of its bytes ÷ bandwidth, over " +
     (isStart ? link : `an invented link (${turned})`) + ".",
-    measured && `The dashed outlines are ${measured.caption}.`,
+    measured && `The outlines are ${measured.caption}.`,
     more,
   ].filter(Boolean).join(" ");
 }

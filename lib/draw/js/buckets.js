@@ -123,12 +123,13 @@ function bucketPointer({ stops }) {
 
 function layBuckets(data, state, width, curve) {
   const { nbytes, seconds, stops, measured } = data, network = networkOf(data, state);
+  const outlined = measured?.stop === state.stop ? measured : null; // others say nothing
   const { left } = LANES, right = width - LANES.right, wide = right - left;
   const run = fly(nbytes, seconds, stops[state.stop], network);
-  const seen = measured ? Math.max(measured.backward, ...measured.bars.flat()) : 0;
+  const seen = outlined ? Math.max(measured.backward, ...measured.bars.flat()) : 0;
   const span = Math.max(run.end, seen), pixels = wide / span;
   const marks = layLanes(data, run, pixels);
-  if (measured) marks.push(...layMeasured(measured, pixels));
+  if (outlined) marks.push(...layMeasured(measured, pixels));
   marks.push(...axisMarks(left, right, LANES.end, 0, span));
   let y = LANES.end + 2 * style.line + 8;
   for (const text of bucketNumbers(stops[state.stop], run, wide)) {
@@ -141,16 +142,16 @@ function layBuckets(data, state, width, curve) {
     marks.push(...below.marks);
     y = below.y;
   }
-  const keys = legendMarks(keysOfBuckets(data, run, pixels), left, y + 4, width);
+  const keys = legendMarks(keysOfBuckets(outlined, stops, run, pixels), left, y + 4, width);
   const compared = measured ? measuredStatus(measured, data, run, network) : "";
   const summary = bucketsSummary(data, run, network);
-  const caption = bucketsCaption(data, network);
+  const caption = bucketsCaption({ ...data, measured: outlined }, network);
   const places = { wide: pixels * run.end, run, scale, curveTop, caption };
   return { marks: [...marks, ...keys.marks], height: keys.y, ...places, summary, compared };
 }
 
-function keysOfBuckets({ measured, stops }, run, pixels) {
+function keysOfBuckets(measured, stops, run, pixels) {
   const keys = run.exposed * pixels > 1 ? [["waiting for the last bucket", null, true]] : [];
-  if (measured) keys.push([`${measured.source}, ${inSize(stops[measured.stop])}`, null, false]);
+  if (measured) keys.push([`${measured.source}, ${inSize(stops[measured.stop])}`, null, "solid"]);
   return keys;
 }
