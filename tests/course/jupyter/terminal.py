@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 
-# Makes the terminal the one whose Ctrl-C the process hears, then becomes what was asked for.
-OWN = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-OWN += "os.execv(sys.argv[1], sys.argv[1:])"
+# Makes the terminal the one whose Ctrl-C the process hears, also where the tests run in the
+# background of a shell, which ignores it; then becomes what was asked for.
+OWN = "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+OWN += "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 CTRL_C = "\x03"
 
 
