@@ -38,6 +38,7 @@ def test_the_names_that_cells_lack_are_told(shell, sources, names):
 
 def test_hints_come_one_by_one_and_reach_the_page_as_json(shell, monkeypatch):
     monkeypatch.setattr(exercises.repair, "shown", 0)
+    monkeypatch.setattr(exercises.repair, "solved", False)
     hints = exercises.repair.hints
     for number in (1, 2, 3, 3):
         answer = exercise_bar.hint(MODULE, "repair")
