@@ -17,12 +17,18 @@ SKIPPED = (nodes.section, nodes.title, nodes.image, nodes.math_block, nodes.comm
 def sections(document: nodes.document) -> list[list[str]]:
     """Return [anchor, heading, text] of each section of a page, without those inside it.
 
-    What is folded away (solutions, answers) is left out, so that no excerpt tells it.
+    A definition with an anchor, as the glossary's have, is a section of its own. What is folded
+    away (solutions, answers) is left out, so that no excerpt tells it.
     """
-    return [
+    rows = [
         [section["ids"][0], _line(section.next_node(nodes.title)), " ".join(_texts(section))]
         for section in document.findall(nodes.section)
     ]
+    for item in document.findall(nodes.definition_list_item):
+        if anchor := _anchor(item):
+            term, definition = item.next_node(nodes.term), item.next_node(nodes.definition)
+            rows.append([anchor, _line(term), " ".join(_texts(definition))])
+    return rows
 
 
 def write(pages: dict[str, list[list[str]]], out: Path) -> None:
@@ -38,12 +44,19 @@ def _texts(node: nodes.Element) -> Iterator[str]:
     for child in node.children:
         if isinstance(child, nodes.raw):  # HTML, whose words are no prose
             folded += child.astext().count("<details") - child.astext().count("</details")
-        elif folded or isinstance(child, SKIPPED):
+        elif folded or isinstance(child, SKIPPED) or _anchor(child):
             continue
         elif isinstance(child, nodes.TextElement):
             yield _line(child)
         else:
             yield from _texts(child)
+
+
+def _anchor(node: nodes.Node) -> str:
+    """Return the anchor of a definition's term; "" of a term without one and of other nodes."""
+    term = node.next_node(nodes.term) if isinstance(node, nodes.definition_list_item) else None
+    ids = [one for part in (term.findall(nodes.Element) if term else ()) for one in part["ids"]]
+    return ids[0] if ids else ""
 
 
 def _line(node: nodes.Element) -> str:

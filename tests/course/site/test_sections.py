@@ -48,6 +48,16 @@ def test_a_section_has_its_own_text_and_nothing_that_is_folded_away():
         ]  # fmt: skip
 
 
+def test_a_definition_with_an_anchor_is_a_section_of_its_own():
+    """Else the two lists of the glossary would be the first results of every search."""
+    page = "Words\n=====\n\nFirst.\n\n_`rank`\n   A process.\n\nplain\n   Stays.\n"
+    document = publish_doctree(page, settings_overrides={"doctitle_xform": False})
+    assert sections.sections(document) == [
+        ["words", "Words", "First. plain Stays."],
+        ["rank", "rank", "A process."],
+    ]
+
+
 def test_the_texts_are_a_script_that_a_page_from_a_file_may_load(tmp_path):
     (tmp_path / "_static").mkdir()
     found = {"README.html": [["ranks", 'The "ranks"', "α"]], "empty.html": []}
