@@ -188,17 +188,17 @@ SOURCES = """() => {
     const sources = document.querySelectorAll(".cell_output .highlight-python pre");
     return [...sources].map((node) => {
     const style = getComputedStyle(node);
-    return [style.whiteSpace, style.overflowX, node.scrollWidth > node.clientWidth];
+    return [style.whiteSpace, style.textIndent, node.scrollWidth > node.clientWidth];
     });
 }"""
 
 
-def test_source_keeps_its_lines_on_a_phone_and_scrolls(book_page):
-    """A line of Python that wraps loses the indentation that says what belongs to what."""
+def test_what_is_left_of_a_line_of_source_stands_further_in_on_a_phone(book_page):
+    """A line of Python that wraps must not lose the indentation that says what belongs to what."""
     (ranks,) = (chapter for chapter in chapters() if chapter.name == "00-ranks")
     found = book_page(ranks.name, width=360).evaluate(SOURCES)
-    assert found and every([space, over] == ["pre", "auto"] for space, over, _ in found)
-    assert any(longer for *_, longer in found)
+    assert found and every(space == "pre-wrap" and not longer for space, _, longer in found)
+    assert every("hanging" in indent and "each-line" in indent for _, indent, _ in found)
 
 
 # The width of each covered line of verdicts, and the letters that they are written in.
@@ -240,7 +240,7 @@ def test_verdicts_and_names_are_legible_on_a_phone(book_page):
 def test_a_notebook_stores_each_text_once_and_no_more_than_it_shows(gallery):
     notebook = nbformat.read(gallery, as_version=4)
     models = states(notebook).values()
-    texts = [model["state"]["text"] for model in models if "text" in model["state"]]
+    texts = [model["state"]["packed"] for model in models if "packed" in model["state"]]
     assert len(texts) == len(set(texts))
     alive = [model for model in models if model["model_module"] == "anywidget"]
     assert len(alive) == len(stored(gallery))
