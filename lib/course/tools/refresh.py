@@ -5,7 +5,8 @@ measured times differ from run to run. They are stored again with the next such 
 ask for it (`FRESH=1`), so that a refresh that finds no change leaves every file as it was.
 
 A cell that takes 5 seconds or more says so in its metadata, rounded, and the book shows it. That is
-stored with the outputs, or alone (`TIMES=1`): measure on a machine that has nothing else to do.
+stored when you ask for it (`TIMES=1`), and alone, since times near 5 seconds would make two runs
+differ. Measure on a machine that has nothing else to do.
 """
 
 import json
@@ -94,7 +95,7 @@ def refresh(path: Path, *, fresh: bool = False, seconds: bool = False) -> str:
 
     before = path.read_text(encoding="utf-8")
     old = nbformat.reads(before, as_version=4)
-    new = execute(path, bar(path.stem), timed=say_seconds)
+    new = execute(path, bar(path.stem), timed=say_seconds if seconds else None)
     if seconds:
         for kept, run in zip(old.cells, new.cells, strict=True):
             kept.metadata = run.metadata
