@@ -28,8 +28,11 @@ ROOT = HERE.parents[1]
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
 FLAGS += " --disable-sync --disable-extensions --no-first-run --force-color-profile=srgb"
 OURS = re.compile(r"(file|blob|data|about):|(http|ws)://(127\.0\.0\.1|localhost)[:/]")
-# JupyterLab says so where a tab is closed while its debugger still waits for the kernel.
-UNASKED = re.compile("Could not restore the debugger state: Canceled future")
+# JupyterLab says so where a tab is closed, or a kernel ended, while it still waits for an answer.
+UNASKED = re.compile(
+    "Could not restore the debugger state: Canceled future"
+    "|Error: Canceled future for create_subshell_request"
+)
 # JupyterLab asks for an image of a text once relative to its own page, before it asks for the
 # notebook's: from /lab nothing is there, while an address of /lab/tree is always answered.
 TOO_EARLY = re.compile(r"http://127\.0\.0\.1:\d+/images/[\w-]+\.png")
@@ -98,8 +101,12 @@ def new_page(browser, wrongs):
             if message.type == "error" and not known:
                 wrongs.append(f"the console says: {message.text} ({place})")
 
+        def failed(error):
+            if not UNASKED.match(str(error)):
+                wrongs.append(f"uncaught: {error}")
+
         page.on("console", said)
-        page.on("pageerror", lambda error: wrongs.append(f"uncaught: {error}"))
+        page.on("pageerror", failed)
         page.on("request", lambda asked: request(asked.url))
         page.on("websocket", lambda socket: request(socket.url))
         return page
@@ -120,7 +127,7 @@ def page(new_page):
 BENCH = """async ([text, data, asks]) => {
     const here = document.querySelector("#here"), heard = [];
     const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    const { mount, picture } = await import(address);
+    const { mount, picture, madeBy } = await import(address);
     const model = {
         get: (name) => ({ data, asks })[name],
         on: (name, call) => heard.push([name, call]),
@@ -135,7 +142,7 @@ BENCH = """async ([text, data, asks]) => {
         data = given;
         trigger("change:data");
     };
-    await mount(picture, here, model);
+    await mount(picture, here, model, madeBy);
 }"""
 
 

@@ -99,6 +99,23 @@ def test_the_page_of_the_course_opens_first_and_leads_into_chapters(desk, course
     page.locator(f"{PAGE} h1").wait_for()
 
 
+def test_the_source_of_a_picture_opens_beside_the_chapter(desk):
+    """A link in the tools of a picture, which is in a shadow root in some hosts."""
+    _, page = desk
+    place = page.evaluate("globalThis.manyRanksSource")
+    assert place.endswith("/lab/tree/{file}")
+    page.evaluate("""(file) => {
+        const host = document.body.appendChild(document.createElement("div"));
+        host.attachShadow({ mode: "open" }).innerHTML =
+            `<div class="mrom-menu"><a id="source" data-file="${file}" href="#">source</a></div>`;
+        host.shadowRoot.querySelector("a").click();
+        host.remove();
+    }""", "book.yml")  # fmt: skip
+    path = "jupyterapp.shell.currentWidget?.context?.path === 'book.yml'"
+    page.wait_for_function(path)
+    page.evaluate("jupyterapp.shell.currentWidget.close()")
+
+
 EXERCISES = ["predict", "write", "repair", "reshard", "choose"]
 AGAIN = "id => [...jupyterapp.shell.widgets('main')].find((one) => one.id === id).onAfterShow()"
 

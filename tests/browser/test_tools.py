@@ -1,4 +1,4 @@
-"""The tools and manners of every picture: saving, full screen, Escape, the tooltip, fingers."""
+"""The tools and manners of every picture: saving, full screen, Reset, the kernel, fingers."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -102,6 +102,19 @@ def test_the_menu_closes_by_escape_and_by_a_press_elsewhere(bench_page):
     assert menu.get_attribute("open") is None
 
 
+def test_the_source_is_a_link_where_the_page_says_where_it_lies(bench_page):
+    seen = bench_page(timeline(late()))
+    assert not seen.node.get_by_text("Open the source").count()
+    seen.page.evaluate("globalThis.manyRanksSource = 'https://example.org/{file}?plain'")
+    seen = bench_page(timeline(late()))
+    tools(seen)
+    link = seen.node.get_by_role("link", name="Open the source")
+    assert link.get_attribute("href") == "https://example.org/lib/draw/timeline.py?plain"
+    assert link.bounding_box()["height"] >= 24
+    seen.screenshot("tools-source")
+    seen.page.evaluate("delete globalThis.manyRanksSource")
+
+
 @pytest.mark.parametrize("has_way", [True, False], ids=["screen", "window"])
 def test_a_picture_fills_the_screen(bench_page, has_way):
     seen = bench_page(timeline(late()), 640)
@@ -119,45 +132,6 @@ def test_a_picture_fills_the_screen(bench_page, has_way):
         seen.canvas.press("Escape")
     seen.page.wait_for_function("document.querySelector('figure.mrom').picture.width === 640")
     assert not seen.page.evaluate("document.fullscreenElement")
-
-
-# --- Escape and the tooltip
-
-
-def test_escape_closes_the_tooltip_and_then_leaves_the_mark(bench_page):
-    seen = bench_page(timeline(late()))
-    assert seen.hover(box(seen, "rank 0: forward"))
-    seen.page.keyboard.press("Escape")  # the keyboard is nowhere
-    assert not seen.tip
-    seen.press("Home")
-    assert seen.tip and seen.ask("p => p.chosen.about()").startswith("rank 0: forward")
-    seen.press("Escape")
-    assert not seen.tip and seen.ask("p => Boolean(p.chosen)")
-    seen.press("Escape")
-    assert not seen.ask("p => Boolean(p.chosen)")
-    assert seen.press("ArrowRight") and seen.tip  # and it begins anew
-
-
-def test_the_tooltip_follows_what_it_describes(bench_page):
-    seen = bench_page(schedule("gpipe", 4, 8))
-    (bar,) = [mark for mark in seen.marks if (mark["about"] or "").startswith("0F4 on rank 0")]
-    assert "from 4 to 5" in seen.hover(bar)
-    seen.slide("Forward F", 3)
-    assert seen.tip.startswith("0F") and "from 4 to 5" not in seen.tip
-    point = seen.place(bar)
-    (below,) = [m for m in seen.marks if m["kind"] == "box" and (m["about"] or "").startswith("0F")
-                and m["x"] <= point["x"] < m["x"] + m["w"]]  # fmt: skip
-    assert seen.tip == below["about"]
-    seen.slide("Stages", 1)  # nothing is below the pointer, or another bar
-    (last,) = [m["about"] for m in seen.marks if m["kind"] == "box" and m["about"]
-               and m["x"] <= point["x"] < m["x"] + m["w"] and m["y"] <= point["y"] < m["y"] + m["h"]
-               ] or [""]  # fmt: skip
-    assert seen.tip == last
-    seen.press("Home")
-    seen.press("ArrowRight")
-    before = seen.tip
-    seen.slide("Forward F", 4)
-    assert before and seen.tip != before and seen.tip == seen.ask("p => p.chosen.about")
 
 
 # --- Reset

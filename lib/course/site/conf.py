@@ -14,7 +14,7 @@ from markupsafe import Markup  # noqa: E402
 from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
-from lib.course.site import report, sections  # noqa: E402 (a line above makes it importable)
+from lib.course.site import addresses, sections  # noqa: E402 (a line above makes it importable)
 from lib.course.tools.book import pages  # noqa: E402
 from lib.course.tools.widgets import VIEW, lifeless, lifeless_in_page  # noqa: E402
 
@@ -99,13 +99,15 @@ class Seconds(SphinxPostTransform):
                 cell.insert(0, nodes.paragraph("", f"about {said} s", classes=["cell-seconds"]))
 
 
-REPORT = report.address(ROOT)  # where readers report what is wrong; "" for nowhere
+REPORT = addresses.address(ROOT)  # where readers report what is wrong; "" for nowhere
+SOURCE = addresses.address(ROOT, "source")  # where the library's files lie; "" for nowhere
 EMPTY_HEADER = '<th class="head"><p></p></th>'  # it names no column, as a screen reader would say
 
 
 def dress(app, name: str, template: str, context: dict, document) -> None:
-    """Called for each page: its link to report, and no headers of tables that say nothing."""
-    context["report"] = report.link(REPORT, Markup(context.get("title", "")).striptags())
+    """Called for each page: its links, and no headers of tables that say nothing."""
+    context["source"] = SOURCE
+    context["report"] = addresses.link(REPORT, Markup(context.get("title", "")).striptags())
     body = context.get("body", "")
     context["body"] = body.replace(EMPTY_HEADER, '<td class="head"></td>')
 

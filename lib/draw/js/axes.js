@@ -1,5 +1,6 @@
 // Axes, legends, and texts that are wrapped.
 import { boxMark, lineMark, textMark } from "./marks.js";
+import { meaningOf } from "./meanings.js";
 import { amount } from "./numbers.js";
 
 // Gives round numbers from `from` to `to`, few enough for `most`; 0 is one of them where it is
@@ -39,7 +40,7 @@ function axisTicks(from, to, most) {
 
 // Gives a legend: swatches with names, as many to a line as fit: [[name, colour or null, hatched],
 // ...]. Without a colour and unhatched it is a dashed outline, or one that is "solid" in place of
-// hatched. Gives {marks, y} with y below them.
+// hatched. Who points at a name that is known reads what it means. Gives {marks, y} with y below.
 export function legendMarks(keys, left, y, right) {
   const marks = [];
   let x = left;
@@ -50,6 +51,8 @@ export function legendMarks(keys, left, y, right) {
     const edge = shade ? undefined : hatch ? style.faint : style.ink;
     if (x + wide - 12 > right) x = Math.max(0, right - wide + 12); // as far left as it has to be
     marks.push(boxMark(x, y, 16, 12, { fill, edge, hatch, dash, about: "" }));
+    const about = meaningOf(name), across = Math.min(wide - 6, right - x);
+    if (about) marks.push(boxMark(x - 4, y - 4, across, 20, { about, isKey: true }));
     const lines = wrapText(name, Math.max(right - x - 22, 60));
     lines.forEach((line, n) => marks.push(textMark(x + 22, y + 6 + n * style.line, line)));
     if (lines.length > 1) [x, y] = [left, y + lines.length * style.line + 4];

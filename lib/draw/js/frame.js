@@ -27,9 +27,9 @@ import { isFullScreen, makeTools } from "./tools.js";
 
 const WIDEST = 1200; // px
 
-// Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; returns
-// what ends it.
-export async function mount(picture, el, model) {
+// Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; `madeBy`
+// is the file of the library that makes its data. Returns what ends it.
+export async function mount(picture, el, model, madeBy = "") {
   addStylesheet(el);
   const figure = element("figure", { class: "mrom", role: "group" });
   el.append(figure);
@@ -38,7 +38,7 @@ export async function mount(picture, el, model) {
     end();
     try {
       const data = await unpack(model.get("data")), { heading, caption } = data;
-      const shape = { heading, caption, ...picture(data) };
+      const shape = { heading, caption, madeBy, ...picture(data) };
       figure.replaceChildren();
       end = draw(figure, shape, model, state);
       state = figure.picture.state;

@@ -7,7 +7,8 @@ export function describe(mark, at) {
 
 // Gives a row for each thing that marks describe, once, with a cell for each line of it.
 export function rowsOfMarks(marks) {
-  const texts = new Set(marks.map((mark) => describe(mark)).filter(Boolean));
+  const things = marks.filter((mark) => !mark.isKey);
+  const texts = new Set(things.map((mark) => describe(mark)).filter(Boolean));
   const rows = [...texts].map((text) => text.split("\n"));
   const most = Math.max(1, ...rows.map((row) => row.length));
   const header = Array.from({ length: most }, (_, i) => (i ? `more ${i}` : "what"));

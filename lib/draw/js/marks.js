@@ -1,7 +1,7 @@
 // What a picture is drawn from: marks as in lib/draw/parts/marks.py, in CSS pixels from the
 // upper left corner. A colour is a pair: on light paper, and on dark. More of a mark: `about` (a
 // text, or a function that gives it: what the tooltip shows), `id` (the same mark in the next
-// layout), `inside` (cut off at the clip of the layout).
+// layout), `inside` (cut off at the clip of the layout), `isKey` (it only explains a legend).
 
 // Makes a text, at the middle of its height; more: {fill, align: "left", "middle" or "right"}.
 export function textMark(x, y, text, more) {

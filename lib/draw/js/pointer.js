@@ -164,7 +164,7 @@ function nextMark({ marks, clip }, from, key) {
   const boxes = marks.filter((m) => m.about && m.kind === "box" && isSeen(m));
   if (!boxes.length || !/^(Arrow|Home|End)/.test(key)) return null;
   const order = (a, b) => a.y - b.y || a.x - b.x;
-  if (key === "End") return boxes.sort(order).at(-1);
+  if (key === "End") return boxes.filter((m) => !m.isKey).sort(order).at(-1) || null;
   if (!from || key === "Home") return boxes.sort(order)[0];
   const way = /Right|Down/.test(key) ? 1 : -1;
   if (key === "ArrowLeft" || key === "ArrowRight") {

@@ -8,6 +8,7 @@ const FOOTER_RULES = `
 .mrom-footer details[open]{flex-basis:100%;min-width:0}
 .mrom-footer summary{cursor:pointer;width:max-content;min-height:24px}
 .mrom-menu{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin:4px 0 0}
+.mrom-menu a{display:inline-flex;align-items:center;min-height:24px;color:var(--link)}
 .mrom-ask{display:inline-flex;flex-wrap:wrap;gap:4px 12px;align-items:center}
 .mrom.mrom-full{position:fixed;inset:0;z-index:9999;max-width:none;border-radius:0;overflow:auto}`;
 

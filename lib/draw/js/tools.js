@@ -1,4 +1,5 @@
-// The tools of every picture, in a menu below it: save it, copy its numbers, fill the screen.
+// The tools of every picture, in a menu below it: save it, copy its numbers, fill the screen, open
+// the file that makes it.
 import { copyText, element } from "./controls.js";
 import { rowsOfMarks, tableText } from "./mark_rows.js";
 import { plural } from "./numbers.js";
@@ -34,6 +35,7 @@ export function makeTools(view) {
     button("Copy the numbers", () => tell(copyNumbers(view))),
     ...files,
     fullScreenButton(figure, signal),
+    ...sourceLink(shape),
     told,
   );
   const node = element("details", { class: "mrom-tools" }, handle, menu);
@@ -50,6 +52,15 @@ export function makeTools(view) {
   };
   document.addEventListener("pointerdown", onPress, { signal });
   return { node, end: () => ending.abort() };
+}
+
+// A link to the file that makes the picture's data, where the page says where such files lie:
+// `manyRanksSource` is an address with {file} in it.
+function sourceLink({ madeBy }) {
+  const place = globalThis.manyRanksSource;
+  if (!place || !madeBy) return [];
+  const href = place.replace("{file}", madeBy), text = "Open the source";
+  return [element("a", { href, text, target: "_blank", "data-file": madeBy })];
 }
 
 // Tells whether a picture fills the screen.

@@ -15,8 +15,8 @@ from lib.draw.parts import style
 JS = Path(__file__).parents[1] / "js"
 # The files that every picture shares, what a file imports before it.
 HAND = (
-    "numbers", "colours", "marks", "axes", "paint", "stylesheet", "controls", "mark_rows",
-    "pointer", "kernel", "page_svg", "tools", "frame",
+    "numbers", "colours", "marks", "meanings", "axes", "paint", "stylesheet", "controls",
+    "mark_rows", "pointer", "kernel", "page_svg", "tools", "frame",
 )  # fmt: skip
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', flags=re.MULTILINE)
 
@@ -57,8 +57,13 @@ def hand() -> str:
 
 @cache
 def kind_text(kind: str) -> str:
-    """Return the text of one kind of picture."""
-    return _joined(sources(kind))
+    """Return the text of one kind of picture, with the name of the file that makes its data."""
+    return f'export const madeBy = "{made_by(kind)}";\n' + _joined(sources(kind))
+
+
+def made_by(kind: str) -> str:
+    """Return the file whose function a chapter calls for one kind of picture."""
+    return f"lib/draw/{ {'plan_steps': 'plans/steps'}.get(kind, kind) }.py"
 
 
 def _joined(paths) -> str:

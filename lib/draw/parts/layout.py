@@ -24,7 +24,8 @@ globalThis.still = (kind, data, width, words) => {
   const laid = shape.layout(shape.state, width), { marks, height, width: used = width } = laid;
   const { heading = given.heading, caption = given.caption } = laid;
   const about = (mark) => (typeof mark.about === "function" ? mark.about() : mark.about);
-  const told = marks.map((mark) => ({ ...mark, about: words ? about(mark) : "" }));
+  const seen = marks.filter((mark) => !mark.isKey);
+  const told = seen.map((mark) => ({ ...mark, about: words ? about(mark) : "" }));
   return JSON.stringify([told, used, height, heading || "", caption || ""]);
 }; 0"""
 

@@ -34,8 +34,8 @@ export default {
       const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
       made.set(text, import(url).finally(() => URL.revokeObjectURL(url)));
     }
-    const { mount, picture } = await made.get(text);
-    return mount(picture, el, model);
+    const { mount, picture, madeBy } = await made.get(text);
+    return mount(picture, el, model, madeBy);
   },
 };
 """

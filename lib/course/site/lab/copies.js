@@ -27,6 +27,7 @@
   };
 
   function activate(app, palette, menu) {
+    manyRanksSources(app);
     const current = () => app.shell.currentWidget;
     app.commands.addCommand(COMMAND, {
       label: LABEL,

@@ -1,5 +1,6 @@
-// Where the reader is: a copy of a chapter opens at the cell where the reader stopped, and its
-// toolbar leads to the chapters before and after it and to the page of the course.
+// Where the reader is, and where things lie: a copy of a chapter opens at the cell where the reader
+// stopped, its toolbar leads to the chapters before and after it and to the page of the course, and
+// the tools of a picture open the file that makes it.
 "use strict";
 
 {
@@ -48,6 +49,18 @@
     }
     if (next) add("next", `${chapter(next)} →`, `Next: ${next.title}`, go(next));
   }
+
+  // Lets the pictures link to files of the library, which open beside the chapter.
+  globalThis.manyRanksSources = (app) => {
+    globalThis.manyRanksSource = `${app.serviceManager.serverSettings.baseUrl}lab/tree/{file}`;
+    document.addEventListener("click", (event) => {
+      const link = event.composedPath().find((node) => node.matches?.(".mrom-menu a[data-file]"));
+      if (!link) return;
+      event.preventDefault();
+      const options = { mode: "split-right" };
+      void app.commands.execute("docmanager:open", { path: link.dataset.file, options });
+    });
+  };
 
   // `ask(order, method)` asks the server about the chapter in `panel`.
   globalThis.manyRanksPlace = async (app, panel, chapter, ToolbarButton, ask) => {
