@@ -1,10 +1,10 @@
 """`make test`: the steps that tell whether everything holds.
 
 [Note: side by side]
-A test of ranks waits about as long as it computes, and a browser waits most of the time. So
-`BESIDE` names the steps that run one after another beside the step "tests". What compares times is
-marked `quiet`. It runs alone after them and is tried up to four times, since the machine may have
-others on it whom nobody here sees.
+A test of ranks waits about as long as it computes, and a browser waits most of the time. So two
+steps run at a time: `BESIDE` names those that are taken, one after another, beside the step "tests"
+and beside one another when it is over. What compares times is marked `quiet`. It runs alone after
+them and is tried up to four times, since the machine may have others on it whom nobody here sees.
 
 [Note: alone]
 What fails while others run beside it is tried once more alone, at most `FEW` tests of a command.
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from lib.course.tools.book import ROOT
@@ -82,7 +82,7 @@ STEPS: dict[str, list[Command]] = {
     BROWSER: [pytest("tests/browser", "--durations=10")],
     QUIET: [pytest("tests", *APART, "-m", "quiet", "--durations=10")],
 }
-BESIDE = {"tests": ["chapters", "book", GPUS, BROWSER]}
+BESIDE = {"tests": [GPUS, BROWSER, "chapters", "book"]}  # the longest first
 WHOLE = "test-gpu"  # all that ranks do, on the GPUs that are there; without any, on pretended ones
 _PRETENDED = [] if accelerator() else [BUILD]
 # Chapters first, and by themselves: their Worlds take GPUs that the tests would hold.
@@ -176,11 +176,11 @@ class Run:
             )
         return outcome.good
 
-    def row(self, names: list[str], output=None) -> None:
-        """Carry out steps one after another, beside others, up to the first that fails."""
-        for name in names:
-            if not self.step(name, output, beside=True):
-                break
+    def row(self, names: deque[str], output=None) -> None:
+        """Carry out steps beside others, each time the next of `names`, up to one that fails."""
+        while names:
+            if not self.step(names.popleft(), output, beside=True):
+                names.clear()
 
     def try_alone(self) -> None:
         """Try again what failed beside others."""
@@ -195,13 +195,15 @@ class Run:
     def steps(self, names: list[str]) -> None:
         """Carry out steps, some of them beside others, up to the first that fails."""
         for name in names:
-            others = [other for other in BESIDE.get(name, ()) if other in names]
+            others = deque(other for other in BESIDE.get(name, ()) if other in names)
             if any(name in more and first in names for first, more in BESIDE.items()):
                 continue
             with tempfile.TemporaryFile("w+") as said:
                 beside = threading.Thread(target=self.row, args=(others, said))
+                is_beside = bool(others)
                 beside.start()
-                self.step(name, beside=bool(others))
+                if self.step(name, beside=is_beside):
+                    self.row(others)
                 beside.join()
                 said.seek(0)
                 shutil.copyfileobj(said, sys.stdout)

@@ -61,6 +61,34 @@ def test_what_fails_alone_fails_the_run(ran, text, beside, summary):
     assert not run.raced and steps.summary(run.counts, 1.0) == summary
 
 
+WAITS = """
+import time
+from pathlib import Path
+def test_waits():
+    end = time.monotonic() + 60
+    while not Path("made").exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+"""
+MAKES = "from pathlib import Path\ndef test_makes(): Path('made').touch()"
+
+
+def test_what_is_left_runs_beside_what_began_earlier(tmp_path, monkeypatch):
+    """The second of two steps beside "tests" is carried out when that is over."""
+    texts = {"tests": "def test_good(): pass", "waits": WAITS, "makes": MAKES}
+    made = {}
+    for name, text in texts.items():
+        file = tmp_path / f"test_{name}.py"
+        file.write_text(text)
+        made[name] = [commands.pytest("--rootdir", str(tmp_path), str(file))]
+    monkeypatch.setattr(steps, "STEPS", made)
+    monkeypatch.setattr(steps, "BESIDE", {"tests": ["waits", "makes"]})
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    run = steps.Run()
+    run.steps(["tests", "waits", "makes"])
+    assert not run.failed and steps.summary(run.counts, 1.0) == "3 passed in 1.0s"
+
+
 def test_a_cell_is_tried_again_with_the_cells_before_it():
     chapter = commands.pytest(*commands.NBVAL, "chapters")
     again = commands.alone(chapter, ["chapters/02.ipynb::Cell 3", "chapters/02.ipynb::Cell 9"])
