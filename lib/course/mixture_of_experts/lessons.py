@@ -7,7 +7,7 @@ from torch.nn.functional import gelu
 from lib.course import plain_gpt
 from lib.course.data_parallel.lessons import folded
 from lib.ledger import Ledger
-from lib.parallel.expert import Flat, TwoHops, expert_parallel, plain_gradients, to_plain
+from lib.parallel.expert import Flat, TwoHops, plain_gradients, to_plain
 from lib.predict.collectives.exchange import Exchange
 from lib.predict.expert import traffic
 from lib.predict.shape import GPTShape
@@ -85,31 +85,21 @@ def whole() -> tuple[float, dict, dict]:
     return loss, {n: p.grad for n, p in model.named_parameters()}, model.state_dict()
 
 
-def spread(copies: int = 1) -> tuple:
-    """Take the same step on every rank, with the experts spread over P/copies ranks.
+def gathered(model, loss: torch.Tensor) -> tuple:
+    """Return what a step on this rank made of a spread model, whole, for `compared`.
 
-    Returns this rank's loss, whole gradients and weights, the number of its parameters, and the
-    rows [P, E] that ranks sent to experts.
+    These are the mean loss over the ranks, gradients and weights by name, the number of this
+    rank's parameters, and the rows [P, E] that ranks sent to experts.
     """
-    ranks = dist.get_world_size()
-    here = mesh(dp=copies, ep=ranks // copies)
-    replicas = {"replicas": here["dp"].group} if copies > 1 else {}
-    model = expert_parallel(gpt(), here["ep"].group, **replicas)
-    batch = own_batch()
-    dist.barrier()
-    loss = step(model, *batch)
-    dist.barrier()
     (layer,) = (part for part in model.modules() if isinstance(part, MoE))
-    kept = [torch.empty_like(layer.kept) for _ in range(ranks)]
-    dist.all_gather(kept, layer.kept)
-    dist.all_reduce(loss)
+    rows = collectives.all_gather(layer.kept[None]).tolist()
+    loss = collectives.all_reduce(loss).item() / dist.get_world_size()
     numbers = sum(p.numel() for p in model.parameters())
-    rows = [counts.tolist() for counts in kept]
-    return loss.item() / ranks, plain_gradients(model), to_plain(model), numbers, rows
+    return loss, plain_gradients(model), to_plain(model), numbers, rows
 
 
 def compared(run: Ledger) -> str:
-    """Write what of `spread` equals one device, and whether its all_to_alls are as predicted."""
+    """Write what of the ranks' step equals one device, and whether all_to_alls are as predicted."""
     loss, gradients, weights = whole()
     found = {"loss": [], "gradients": [], "weights after the step": []}
     close = lambda a, b: torch.allclose(a.cpu(), b.cpu(), rtol=0, atol=1e-11)
@@ -129,12 +119,9 @@ def compared(run: Ledger) -> str:
 
 
 def launched(run: Ledger, rank: int) -> list[Exchange]:
-    """Return the all_to_alls that a rank launched between its first two barriers, in order."""
-    rows = run.where(rank=rank, lane="comm")
-    begin, end = sorted(rows.where(op="barrier").column("end"))[:2]
-    inside = sorted(rows.where(op="all_to_all"), key=lambda row: row.start)
-    ranks = run.meta["ranks"]
-    return [Exchange(r.op, ranks, r.bytes) for r in inside if begin <= r.start and r.end <= end]
+    """Return the all_to_alls that a rank launched, in order."""
+    rows = sorted(run.where(rank=rank, lane="comm", op="all_to_all"), key=lambda row: row.start)
+    return [Exchange(row.op, run.meta["ranks"], row.bytes) for row in rows]
 
 
 def predicted(run: Ledger, rank: int) -> list[Exchange]:
@@ -211,20 +198,3 @@ def messages(runs: dict[str, Ledger], node: int = NODE) -> str:
         cells = f"{counts[0]:>10}{counts[1]:>9}{sizes[0]:>10,}{sizes[1]:>9,}"
         lines.append(f"{name:<9}{cells}")
     return "\n".join(lines)
-
-
-# --- PyTorch's own
-
-
-def theirs(moe: MoE, x: torch.Tensor) -> bool:
-    """Send rows with PyTorch's all_to_all_single_autograd and with ours; compare both ways."""
-    from torch.distributed._functional_collectives import all_to_all_single_autograd
-
-    rows, table = sorted_by_rank(moe, x)
-    sent, received = table[dist.get_rank()], [row[dist.get_rank()] for row in table]
-    ours, pytorchs = rows.detach().requires_grad_(), rows.detach().requires_grad_()
-    a = collectives.all_to_all(ours, sent=sent, received=received)
-    b = all_to_all_single_autograd(pytorchs, received, sent, dist.group.WORLD)
-    a.square().sum().backward()
-    (b * b).sum().backward()
-    return torch.equal(a, b) and torch.equal(ours.grad, pytorchs.grad)
