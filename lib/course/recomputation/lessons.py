@@ -8,18 +8,16 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint as pytorchs_checkpoint
 
 from lib.ledger import Ledger
 from lib.parallel.expert import expert_parallel
 from lib.parallel.recompute import in_shares
 from lib.parallel.sharded import FSDP
 from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
-from lib.predict.recompute import BlockCost, every, none, square_root, use_of
+from lib.predict.recompute import BlockCost
 from lib.predict.recompute.costs import costs_of
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
-from lib.predict.tensor.memory import published_layer
 from lib.ranks.memory import Memory
 from lib.single import GPT, MLP, Batches, next_token_loss, share
 from lib.single.experts import with_experts
@@ -29,8 +27,6 @@ SHAPE = GPTShape(width=64, heads=4, layers=12, sequence=128)
 SAMPLES = 4
 # A GPT with the width, heads and hidden layer of Llama 3 8B, whose MLP has one matrix less.
 LARGE = GPTShape(128_256, 8192, 4096, 32, 32, hidden=14_336, kv_heads=8, positions="rotary")
-GPT_3 = {"width": 12_288, "heads": 96, "sequence": 2048, "batch": 1}
-GPT_3_LAYERS, GPT_3_PARAMETERS = 96, 175e9
 ROWS = 512  # of the batch of a chain of linear layers
 
 
@@ -57,11 +53,6 @@ def batch(samples: int = SAMPLES, sequence: int = SHAPE.sequence):
 # --- memory
 
 
-def published_gb(ranks: int = 1) -> float:
-    """Return the GB that all layers of GPT-3 keep for one sample of 2,048 tokens, as published."""
-    return GPT_3_LAYERS * published_layer(**GPT_3, ranks=ranks) / 1e9
-
-
 def with_memory(policy: str) -> int:
     """Run a step of the GPT by a policy on this rank under `Memory`, and return the peak."""
     model = recompute(gpt(), policy)
@@ -71,37 +62,18 @@ def with_memory(policy: str) -> int:
     return memory.at_peak["activations"]
 
 
-def growth() -> str:
-    """Write the peak of chains of equal blocks, everything kept and √n, counted and predicted.
+def peak_in_inputs(blocks: int, policy: str) -> float:
+    """Return the bytes of the batch and all activations at the peak, in inputs of a block.
 
     The blocks are linear layers with a ReLU, each of which holds its input alone. With checkpoints,
     the result of the block that runs again is there for a moment too, which `Use.peak` leaves out.
     """
-    lines = ["blocks   all kept         √n  predicted"]
-    for blocks in (4, 16, 64):
-        shape = MLPShape((64,) * (blocks + 1))
-        peaks = [_counted(shape, policy) for policy in ("none", "sqrt")]
-        x = ROWS * 64 * 4
-        costs = [BlockCost(x, 0, 1.0)] * blocks
-        predicted = [use_of(none(blocks), costs).peak, use_of(square_root(blocks), costs).peak + x]
-        right = predicted == peaks
-        lines.append(f"{blocks:>6}{peaks[0]:>11,}{peaks[1]:>11,}  {right}")
-    return "\n".join(lines)
-
-
-def _counted(shape: MLPShape, policy) -> int:
-    """Return the bytes of activations and of the batch at the peak of a step."""
-    model = recompute(MLP(shape), policy)
-    x = torch.ones(ROWS, shape.widths[0])
+    model = recompute(MLP(MLPShape((64,) * (blocks + 1))), policy)
+    x = torch.ones(ROWS, 64)
     with Memory(model) as memory:
         model(x).sum().backward()
-    return x.nbytes + max(row.bytes for row in memory.rows if row.op == "activations")
-
-
-def peaks(blocks: int, input_bytes: int, inside: int, choices) -> dict[int, int]:
-    """Return k -> bytes at the peak of equal blocks, with a checkpoint around each k of them."""
-    costs = [BlockCost(input_bytes, inside, 1.0)] * blocks
-    return {k: use_of(every(blocks, k), costs).peak for k in choices}
+    activations = max(row.bytes for row in memory.rows if row.op == "activations")
+    return 1 + activations / x.nbytes
 
 
 def scores_table() -> str:
@@ -189,37 +161,7 @@ def collectives_table(counted: dict[str, list[Counter]]) -> str:
     return "\n".join(lines)
 
 
-def stage_table(stages: int = 8, microbatches: int = 32) -> str:
-    """Write the GB that the first stage of a pipeline of `LARGE` holds, predicted."""
-    layers = LARGE.layers // stages
-    costs = large_costs()[1 : 1 + layers]
-    plans = {"none": none(layers), "each layer": every(layers, 1), "stage": every(layers, layers)}
-    lines = ["a checkpoint for      none  each layer  the stage"]
-    for name, held in (("GPipe, 32 held", microbatches), (f"1F1B, {stages} held", stages)):
-        peaks = [use_of(plan, costs).in_flight(held) / 1e9 for plan in plans.values()]
-        lines.append(f"{name:<17}{peaks[0]:>6.1f} GB{peaks[1]:>9.1f} GB{peaks[2]:>8.1f} GB")
-    return "\n".join(lines)
-
-
-# --- PyTorch's own, and what breaks
-
-
-class PyTorchs(nn.Module):
-    """Runs each block of a chain in a checkpoint of PyTorch's."""
-
-    def __init__(self, model: GPT):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        for block in self.model.blocks.values():
-            x = pytorchs_checkpoint(block, x, use_reentrant=False)
-        return x
-
-
-def with_pytorchs_checkpoints() -> PyTorchs:
-    """Return the GPT with PyTorch's non-reentrant checkpoint around each block."""
-    return PyTorchs(gpt())
+# --- what breaks
 
 
 def gpt_with_dropout() -> GPT:

@@ -1,6 +1,6 @@
 """Recomputation as Korthikanti and others measured it, beside what we predict."""
 
-from lib.predict.recompute.published import MODELS, TABLE_5, WAYS, shares
+from lib.predict.recompute.published import TABLE_5
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import (
     RANKS,
@@ -26,23 +26,9 @@ def one_layer() -> str:
     return "\n".join(lines)
 
 
-def kept_by_a_layer() -> str:
-    """Write what a layer keeps by way of recomputation, in percent of tensor parallelism alone.
-
-    These are the bars of the publication's figure 7. 1T has those of 530B, and is left out.
-    """
-    names = [name for name in MODELS if name != "1T"]
-    lines = ["a layer keeps      " + "".join(f"{name:>8}" for name in names)]
-    predicted = [shares(MODELS[name]) for name in names]
-    for n, way in enumerate(WAYS):
-        cells = "".join(f"{found[n]:>8.1%}" for found in predicted)
-        lines.append(f"{way:<19}{cells}")
-    return "\n".join(lines)
-
-
 def whole_steps() -> str:
     """Write the seconds of an iteration with full and with selective recomputation."""
-    lines = ["iteration    all     both  gain"]
+    lines = ["iteration   full     both  gain"]
     for name, (full, present) in TABLE_5.items():
         lines.append(f"{name:<9}{full:>5.2f} s{present:>7.2f} s{full / present - 1:>6.1%}")
     return "\n".join(lines)

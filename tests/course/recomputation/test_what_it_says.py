@@ -5,16 +5,21 @@ import re
 from statistics import mean
 
 import pytest
+import torch
 
 from lib.course.recomputation import gist, lessons
 from lib.draw import keep
 from lib.predict.recompute import best, every, none, square_root, use_of
 from lib.predict.recompute.costs import backward_of
+from lib.predict.recompute.published import FIGURE_7
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
+from lib.predict.shape import GPTShape
 from lib.predict.sharded.offload import host_speeds
+from lib.single import next_token_loss
 from lib.single.recompute import kept_bytes, recompute
 from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
+from tests.every import every as every_one
 
 notebook, text = chapter_fixtures("09-recomputation")
 
@@ -115,6 +120,50 @@ def test_the_selective_checkpoint_of_the_chapter_is_the_librarys(notebook):
     ours = kept_bytes(space["selective"](lessons.gpt()), inputs)
     assert ours == kept_bytes(recompute(lessons.gpt(), "selective"), inputs)
     assert ours < kept_bytes(lessons.gpt(), inputs)
+
+
+def test_pytorchs_checkpoint_in_the_chapter_changes_no_gradient(notebook):
+    space = {"torch": torch, "lessons": lessons}
+    for words in ("def checkpoint(function", "class Checkpointed", "class PyTorchs"):
+        (cell,) = [c for c in notebook.cells if words in c.source]
+        exec(re.split(r"\n\n\n(?=print|theirs)", cell.source)[0], space)
+    inputs, targets = lessons.batch()
+    plain, ours = lessons.gpt(), recompute(lessons.gpt(), "all")
+    theirs, built = space["PyTorchs"](lessons.gpt()), space["Checkpointed"](lessons.gpt())
+    assert kept_bytes(theirs, inputs) == kept_bytes(ours, inputs)
+    for model in (plain, theirs, built):
+        next_token_loss(model(inputs), targets).backward()
+    for model in (theirs, built):
+        both = zip(model.parameters(), plain.parameters(), strict=True)
+        assert every_one(torch.equal(a.grad, b.grad) for a, b in both)
+
+
+def test_a_layer_keeps_the_published_bars(notebook):
+    rows = shown(notebook, "ways = (34 + scores)").split("\n\n")[0].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["22B", "175B", "530B"]
+    for row in rows:
+        name, *printed = row.split()
+        bars = zip(printed, FIGURE_7[name], strict=True)
+        assert every_one(abs(float(a.rstrip("%")) - b) <= 0.1 for a, b in bars)
+
+
+def test_a_stage_holds_less_with_checkpoints(text):
+    costs = lessons.large_costs()[1:5]
+    assert [round(b / 1e9, 3) for b in (costs[0].kept, costs[0].input)] == [0.995, 0.067]
+    plans = {"nothing": none(4), "each layer": every(4, 1), "the whole stage": every(4, 4)}
+    for name, plan in plans.items():
+        (row,) = re.findall(rf"^\| {name} \|.*= ([\d.]+) \|.*= ([\d.]+) \|$", text, re.M)
+        held = [use_of(plan, costs).in_flight(n) / 1e9 for n in (32, 8)]
+        assert [f"{gb:.1f}" for gb in held] == list(row)
+
+
+def test_how_much_more_is_kept_when_the_sequence_doubles(text):
+    kept = []
+    for tokens in (64, 128, 256):
+        shape = GPTShape(width=64, heads=4, layers=12, sequence=tokens)
+        kept.append(kept_bytes(lessons.gpt(shape), lessons.batch(1, tokens)[0]))
+    assert [f"{b / a:.1f}" for a, b in zip(kept, kept[1:])] == ["2.4", "2.7"]
+    assert "*None* keeps 2.4 and then 2.7 times as much" in text
 
 
 def test_a_plan_by_hand_follows_its_hints(text):
