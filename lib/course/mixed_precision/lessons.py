@@ -12,43 +12,28 @@ from lib.course.mixed_precision.networks import SMALL_GPT, Network, text
 from lib.course.mixed_precision.training import RECIPES, SEEDS, final_loss, losses
 from lib.draw import curve
 from lib.ledger import Ledger
-from lib.parallel.sharded import FSDP
 from lib.predict.collectives.formulas import collective
 from lib.predict.precision.published import bert_large
 from lib.single import GPT, next_token_loss, share
 from lib.single.formats import BF16, FP16, FP32, FloatFormat
-from lib.single.precision import LossScaler, MasterWeights, RoundedWeights, mixed
+from lib.single.precision import LossScaler, MasterWeights, RoundedWeights
 from lib.single.precision.accumulate import matmul_in, relative_error
-from lib.single.precision.mixed import Formats
 from lib.single.precision.summing_order import all_reduced
 from lib.single.recompute import kept_bytes
+
+OVERFLOWS = (50, 51, 120, 121, 122)  # steps of which a gradient is made infinite
 
 # --- gradients that are lost
 
 
-def first_nan(values: Sequence[float]) -> int:
-    """Return the first step, counted from 1, whose loss is no number."""
-    return 1 + [math.isnan(value) for value in values].index(True)
-
-
-def off(ours: Sequence[Tensor], truth: dict[str, Tensor]) -> str:
-    """Write by how many percent the gradients of each layer's matrix are off, in the norm."""
-    words = []
-    for gradient, (name, exact) in zip(ours, truth.items(), strict=True):
-        if name.endswith("weight"):
-            error = float((gradient - exact).norm() / exact.norm())
-            words.append(f"{100 * error:.2f} %" if math.isfinite(error) else "infinite")
-    return "".join(f"{word:>12}" for word in words)
-
-
-def scales(scaler) -> list[float]:
-    """Run 200 steps with overflows in the steps 50, 51 and 120 to 122, and return every scale."""
+def scales(scaler, overflows: Sequence[int] = OVERFLOWS) -> list[float]:
+    """Run 200 steps, with an infinite gradient in some, and return the scale after each."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     values = []
     for step in range(200):
         optimizer.zero_grad()
-        slope = math.inf if step in (50, 51, 120, 121, 122) else 1.0
+        slope = math.inf if step in overflows else 1.0
         scaler.scale((weight * slope).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -81,31 +66,6 @@ def draw_errors(measured, predicted):
 
 
 # --- small updates
-
-
-def updates(weight: float, update: float, times: int) -> dict[str, float]:
-    """Add an update to a weight many times: in fp32, fp16 and bf16, by chance, and compensated."""
-    ends = {}
-    for name, kind in (("fp32", FP32), ("fp16", FP16), ("bf16", BF16)):
-        ends[name] = _added(kind, weight, update, times)
-    draw = torch.Generator("cpu").manual_seed(0)
-    ends["bf16, stochastic"] = _added(
-        BF16, weight, update, times, rounding="stochastic", generator=draw
-    )
-    value, error = torch.tensor(weight, device="cpu"), torch.tensor(0.0, device="cpu")
-    for _ in range(times):
-        exact = value + (update + error)
-        value = BF16.round(exact)
-        error = BF16.round(exact - value)
-    ends["bf16, compensated"] = value.item()
-    return ends
-
-
-def _added(kind: FloatFormat, weight: float, update: float, times: int, **options) -> float:
-    value = torch.tensor([weight], device="cpu")
-    for _ in range(times):
-        value = kind.round(value + update, **options)
-    return value.item()
 
 
 def compare(network: Network, recipes: Sequence[str], steps: int | None = None) -> str:
@@ -167,21 +127,6 @@ def reduced(ranks: Sequence[int], size: int = 256) -> str:
     return "\n".join(lines)
 
 
-# --- by operation
-
-
-def both_mixed() -> tuple[Tensor, Tensor, dict]:
-    """Return the logits of a small GPT with our `mixed` and with autocast, both in bf16, and how
-    often each operation ran in which format."""
-    inputs, _ = text(0, 0)
-    ours = mixed(GPT(SMALL_GPT), torch.bfloat16)(inputs)
-    with torch.autocast(inputs.device.type, torch.bfloat16):
-        theirs = GPT(SMALL_GPT)(inputs)
-    with Formats(torch.bfloat16) as formats:
-        GPT(SMALL_GPT)(inputs)
-    return ours, theirs.float(), formats.operations
-
-
 # --- bytes
 
 
@@ -233,9 +178,8 @@ def kept_table(ways: dict[str, tuple[float, ...]]) -> str:
     return "\n".join(lines)
 
 
-def sharded_step(param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
-    """Run one forward and backward of a small GPT on this rank's part of the batch, under FSDP."""
-    model = FSDP(GPT(SMALL_GPT), param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+def forward_and_backward(model: nn.Module) -> None:
+    """Run a small GPT forward and backward on this rank's part of the batch."""
     inputs, targets = share(text(0, 0), dist.get_rank(), dist.get_world_size())
     dist.barrier()  # what comes after it is the step
     next_token_loss(model(inputs).float(), targets).backward()

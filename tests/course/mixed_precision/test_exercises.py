@@ -13,19 +13,24 @@ def text_of(verdict):
 
 # --- predict
 
-RIGHT = {"half": -6.5, "tiny": 3 * 2**-16, "high": -320}
+RIGHT = {"half": -6.5, "tiny": 3 * 2**-16, "scale": 2**17, "weight": 4}
 
 
 def test_the_predicted_numbers_are_those_of_pytorch():
     assert chapter.predict.check(**RIGHT).solved
     bits = torch.tensor([0b1_10001_1010000000 - 2**16], dtype=torch.int16)
     assert bits.view(torch.float16).item() == RIGHT["half"]
-    for name, code, kind in (
-        ("tiny", 0b0_00000_11, torch.float8_e5m2),
-        ("high", 0b1_1111_010, torch.float8_e4m3fn),
-    ):
-        assert torch.tensor([code], dtype=torch.uint8).view(kind).item() == RIGHT[name]
-    assert chapter.predict.check(half=None, tiny=None, high=None).text.startswith("Not solved")
+    tiny = torch.tensor([0b0_00000_11], dtype=torch.uint8).view(torch.float8_e5m2)
+    assert tiny.item() == RIGHT["tiny"]
+    gradient, weight = torch.tensor([0.3]), torch.tensor([4.0]).bfloat16()
+    assert (gradient * RIGHT["scale"]).half().isfinite()
+    assert (gradient * RIGHT["scale"] * 2).half().isinf()
+    for _ in range(100):
+        weight += 0.01
+    assert weight.item() == RIGHT["weight"]
+    assert chapter.largest_scale(1.0) == 2**15, "the example of the text"
+    unsolved = chapter.predict.check(half=None, tiny=None, scale=None, weight=None)
+    assert unsolved.text.startswith("Not solved")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +41,12 @@ def test_the_predicted_numbers_are_those_of_pytorch():
         ("half", -13, "is 2^4 - 1 = 15"),
         ("tiny", 1.75 * 2**-15, "no 1 stands before the mantissa"),
         ("tiny", 0.75 * 2**-15, "1 - bias, and not 0 - bias"),
-        ("high", 320, "so the number is negative"),
-        ("high", -64, "a 1 before its mantissa that is not stored"),
-        ("high", -640, "is 2^3 - 1 = 7"),
+        ("scale", 17, "and not its exponent"),
+        ("scale", 2**18, "78,643, and fp16's largest number is 65,504"),
+        ("scale", 2**16, "Twice the scale does not overflow yet"),
+        ("scale", 65504 / 0.3, "Scales are powers of two"),
+        ("weight", 5, "each update is rounded before the next one comes"),
+        ("weight", 4.01, "after one update in fp32"),
     ],
 )
 def test_a_well_known_mistake_is_told_its_reason(name, number, words):
