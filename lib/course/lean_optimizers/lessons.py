@@ -5,24 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from lib.course.lean_optimizers.training import MAKERS, RATES, final, trained
-from lib.predict.optimizers import state_bytes
+from lib.course.lean_optimizers.training import MAKERS, RATES, trained
 from lib.predict.shape import GPTShape
-from lib.predict.sharded.models import model as model_shape
 from lib.ranks.memory import Memory
 from lib.single import GPT, Batches, next_token_loss
 from lib.single.optimizers import Adafactor, AdamW, Muon, split_parameters
 
 RECORDED = GPTShape(sequence=64, width=128, heads=4, layers=4)
-LLAMA = "Llama 3 8B"
 
 
 # --- what Adam keeps
-
-
-def llama_gb(optimizer: str = "adamw", **options) -> float:
-    """Return the GB of an optimizer's fp32 states for Llama 3 8B; options as in `state_bytes`."""
-    return state_bytes(optimizer, model_shape(LLAMA), **options) / 1e9
 
 
 def with_memory() -> int:
@@ -99,14 +91,9 @@ def kept(name: str) -> int:
     return sum(value.nbytes for state in states for value in state.values())
 
 
-# --- break it, and ends of trainings
+# --- break it
 
 
 def longer_without_correction(t: int, beta1: float = 0.9, beta2: float = 0.999) -> float:
     """Return how many times as long step t is without the correction, for equal gradients."""
     return (1 - beta1**t) / math.sqrt(1 - beta2**t)
-
-
-def ends(runs: dict[int, list[float]]) -> str:
-    """Write the loss at the end of each seed's training."""
-    return ", ".join(f"seed {seed}: {final(losses):.2f}" for seed, losses in runs.items())

@@ -89,22 +89,24 @@ def final(losses: Sequence[float]) -> float:
     return mean(losses[-LAST:])
 
 
-def _on_this_rank(jobs: list[tuple]) -> list[tuple]:
-    """Train every P-th of these jobs, beginning with this rank's."""
+def _on_this_rank(train: Callable[..., list[float]], jobs: list[tuple]) -> list[tuple]:
+    """Call `train` for every P-th of these jobs, beginning with this rank's."""
     own = jobs[dist.get_rank() :: dist.get_world_size()]
-    return [(job, trained(*job)) for job in own]
+    with on_one_thread():
+        return [(job, train(*job)) for job in own]
 
 
 def trainings(
-    world, names: Sequence[str] = LEAN, seeds: Sequence[int] = SEEDS, steps: int = STEPS
+    world, train: Callable[[str, int], list[float]], names=LEAN, seeds: Sequence[int] = SEEDS
 ) -> dict[str, dict[int, list[float]]]:
-    """Train with each optimizer and seed, the runs shared out among the ranks of `world`.
+    """Call `train(name, seed)` for each optimizer and seed, shared out among the ranks of `world`.
 
-    Returns {name: {seed: losses}}.
+    `train` returns the loss of each step. Returns {name: {seed: losses}}.
     """
-    jobs = [(name, seed, None, steps) for name in names for seed in seeds]
-    found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
-    return {name: {seed: found[name, seed, None, steps] for seed in seeds} for name in names}
+    jobs = [(name, seed) for name in names for seed in seeds]
+    by_rank = world.run(_on_this_rank, train, jobs)
+    losses = dict(pair for of_rank in by_rank for pair in of_rank)
+    return {name: {seed: losses[name, seed] for seed in seeds} for name in names}
 
 
 def rates_tried(
@@ -112,7 +114,8 @@ def rates_tried(
 ) -> dict[float, float]:
     """Return for each rate the mean over seeds of the loss at the end."""
     jobs = [(name, seed, rate, steps) for rate in rates for seed in seeds]
-    found = dict(pair for of_rank in world.run(_on_this_rank, jobs) for pair in of_rank)
+    by_rank = world.run(_on_this_rank, trained, jobs)
+    found = dict(pair for of_rank in by_rank for pair in of_rank)
     return {rate: mean(final(found[name, seed, rate, steps]) for seed in seeds) for rate in rates}
 
 

@@ -1,5 +1,7 @@
 """The small GPT that each optimizer trains: the same losses in each run, and what they show."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -19,7 +21,9 @@ def test_a_run_repeats_to_the_bit_and_learns(name):
 
 
 def test_runs_shared_out_over_ranks_are_those_of_one(worlds):
-    found = training.trainings(worlds(2, device="cpu"), ["adamw", "sm3"], (0, 1), FEW)
+    found = training.trainings(
+        worlds(2, device="cpu"), partial(training.trained, steps=FEW), ["adamw", "sm3"], (0, 1)
+    )
     assert found == {
         name: {seed: training.trained(name, seed, steps=FEW) for seed in (0, 1)}
         for name in ("adamw", "sm3")
@@ -28,7 +32,7 @@ def test_runs_shared_out_over_ranks_are_those_of_one(worlds):
 
 def test_what_each_optimizer_ends_with(worlds):
     """Muon is ahead of AdamW here, 8-bit Adam beside it, Adafactor and SM3 behind: one seed."""
-    runs = training.trainings(worlds(2, device="cpu"), seeds=(0,))
+    runs = training.trainings(worlds(2, device="cpu"), training.trained, seeds=(0,))
     assert set(runs) == set(training.LEAN)
     end = {name: training.final(seeds[0]) for name, seeds in runs.items()}
     assert end["muon"] < end["adamw"] - 0.1 and abs(end["adam8bit"] - end["adamw"]) < 0.03
