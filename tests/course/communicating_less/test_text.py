@@ -154,7 +154,7 @@ def test_what_pays_off_is_as_the_text_says(notebook):
 
 def test_the_outer_step_in_the_text_is_the_librarys(notebook):
     (text,) = [
-        cell.source for cell in notebook.cells if "for p, last in last_average" in cell.source
+        cell.source for cell in notebook.cells if "for p, last in last_shared" in cell.source
     ]
     own = inspect.getsource(LocalSGD._step_outer)
     for line in re.search(r"```python(.*?)```", text, re.S)[1].split("#")[1].splitlines()[1:]:
