@@ -68,7 +68,7 @@ def test_what_is_lost_at_each_scale(notebook, text):
     assert 0.66 < at[0].zero < 0.67 + 0.005 and "Two thirds are at most 2⁻²⁵" in text
     assert "zero in fp16: 67%" in shown(notebook, "numbers.half() == 0")
     assert at[20].zero > 0 == at[21].zero and at[23].overflow == 0 < at[24].overflow
-    assert "From 2²¹ on nothing is lost. From 2²⁴ on the largest overflow" in text
+    assert "From 2²¹ on none becomes zero. From 2²⁴ on the largest overflow" in text
     first = gradients(DETECTOR).activations["blocks.0.linear"]
     assert shares([first]).zero > 0.99 and "Nearly all of them are gradients of the first" in text
 
