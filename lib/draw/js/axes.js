@@ -51,8 +51,8 @@ export function legendMarks(keys, left, y, right) {
     const edge = shade ? undefined : hatch ? style.faint : style.ink;
     if (x + wide - 12 > right) x = Math.max(0, right - wide + 12); // as far left as it has to be
     marks.push(boxMark(x, y, 16, 12, { fill, edge, hatch, dash, about: "" }));
-    const about = meaningOf(name), across = Math.min(wide - 6, right - x);
-    if (about) marks.push(boxMark(x - 4, y - 4, across, 20, { about, isKey: true }));
+    const about = meaningOf(name), across = Math.min(wide - 8, right - x);
+    if (about) marks.push(boxMark(x, y - 4, across, 20, { about, isKey: true }));
     const lines = wrapText(name, Math.max(right - x - 22, 60));
     lines.forEach((line, n) => marks.push(textMark(x + 22, y + 6 + n * style.line, line)));
     if (lines.length > 1) [x, y] = [left, y + lines.length * style.line + 4];
