@@ -6,8 +6,14 @@ about the same for every token (Sun et al. 2024, Massive activations in large la
 one channel of each norm is the constant `size`, and the weights that read it are zero; neither is
 trained. So in fp32 and bf16 its size changes nothing, and what it costs in 8 bits is the rounding
 of everything that shares its scale.
+
+[Note: one digit]
+A sum in float32 ends in other digits on another processor, and rounding to few bits multiplies the
+difference. So a loss is the mean of three seeds, and of its digits the nearest of 1, 2 and 5 is
+written.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -83,6 +89,15 @@ def final_losses(
     """Return the mean of the last losses of a run from each seed; options are those of `losses`."""
     runs = [losses(change, seed, **options) for seed in seeds]
     return [sum(run[-LAST:]) / len(run[-LAST:]) for run in runs]
+
+
+def nearest(loss: float) -> str:
+    """Write the nearest of 0.01, 0.02, 0.05, 0.1 and so on: "about 0.05", or "under 0.01"."""
+    if abs(loss) < 0.01:
+        return "under 0.01"
+    steps = [digit * 10.0**power for power in range(-2, 2) for digit in (1, 2, 5)]
+    best = min(steps, key=lambda step: abs(math.log(abs(loss) / step)))
+    return f"{'-' if loss < 0 else ''}about {best:g}"
 
 
 class Errors(NamedTuple):

@@ -86,14 +86,15 @@ def shares(
     return Shares(part(zero), part(subnormal), part(normal), part(overflow))
 
 
-def powers(numbers: Tensor | Iterable[Tensor]) -> tuple[dict[int, int], int]:
+def powers(numbers: Tensor | Iterable[Tensor]) -> dict[str, dict[int, int] | int]:
     """Count numbers by their power of two, -3 being those from 2^-3 up to 2^-2; and the zeros.
 
-    These are `exponents` and `zeros` of the picture of bits.
+    They come as the arguments `exponents` and `zeros` of the picture of bits.
     """
     flat = torch.cat([t.detach().flatten() for t in _list(numbers)])
     exponents = torch.frexp(flat[flat != 0].double()).exponent - 1
-    return dict(sorted(Counter(exponents.tolist()).items())), int((flat == 0).sum())
+    counts = dict(sorted(Counter(exponents.tolist()).items()))
+    return {"exponents": counts, "zeros": int((flat == 0).sum())}
 
 
 def _list(numbers) -> list[Tensor]:

@@ -85,14 +85,20 @@ class FloatFormat(NumberFormat):
             raise ValueError(f'`rounding` is "nearest" or "stochastic", not {rounding!r}.')
         if not x.is_floating_point():
             raise TypeError(f"Codes are made of floating-point numbers, not of {x.dtype}.")
-        codes = torch.empty(x.shape, dtype=self.code_dtype, device=x.device)
         limit = self.largest_code + (overflow == "infinity")
-        for numbers, part in _chunks(x.detach(), codes):
+
+        def codes_of(numbers: Tensor) -> Tensor:
             bits = self._float32(numbers).view(torch.int32)
             noise = None
             if rounding == "stochastic":
                 noise = torch.empty_like(bits).random_(0, 2**NOISE, generator=generator)
-            part.copy_(self._codes(bits, limit, noise))
+            return self._codes(bits, limit, noise)
+
+        if x.numel() <= CHUNK:
+            return codes_of(x.detach().contiguous()).to(self.code_dtype)
+        codes = torch.empty(x.shape, dtype=self.code_dtype, device=x.device)
+        for numbers, part in _chunks(x.detach(), codes):
+            part.copy_(codes_of(numbers))
         return codes
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -101,8 +107,10 @@ class FloatFormat(NumberFormat):
         Raises IndexError or RuntimeError, on the CPU, for a code that has more bits than the
         format.
         """
-        numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
         table = None if self._like_fp32 else _table(self, codes.device)
+        if table is not None and codes.numel() <= CHUNK:
+            return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+        numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
         for part, out in _chunks(codes, numbers):
             if table is None:
                 out.view(torch.int32).copy_(part.to(torch.int32) << (MANTISSA - self.mantissa))

@@ -268,20 +268,26 @@ def test_eight_and_four_bits(notebook, text):
         lines = shown(notebook, words).splitlines()[1:]
         return {line[:22].strip(): line[22:].strip() for line in lines if "%" not in line}
 
-    eight = rows("fp8_tables.trained")
+    eight = rows("codes.float() * scale)")
+    alone, beside = shown(notebook, "codes.float() * scale)").splitlines()[:2]
+    exact, found = [0.01, 0.1, 1, 7], [float(number) for number in alone.split()]
+    assert found == pytest.approx(exact, rel=0.03) and "change by less than 3 %" in text
+    assert beside.split()[:4] == ["0", "0", "0", "9.14"] and "7 becomes 9.1, and the" in text
     ways = ("tensor", "row", "block")
     assert {eight[f"plain, {way}"] for way in ways} == {
         "under 0.01"
     } and "means are within 0.01" in text
     assert [eight[f"outlier, {way}"] for way in ways] == ["about 1", "about 1", "about 0.2"]
     assert 2.0**20 / E4M3.largest > 2000 and "loses about 1" in text
-    four = rows("fp8_tables.few_bits")
+    four = rows("microscaled, **options")
     assert [four[name] for name in ("MXFP4", "NVFP4", "NVFP4, stochastic")] == [
         "about 0.2", "about 0.05", "about 0.02"
     ]  # fmt: skip
     assert "loses much less than MXFP4" in text and "less than half of that is left" in text
-    assert four["and with Hadamard"] == four["NVFP4, stochastic"] == four["MXFP8, floor"]
+    assert four["NVFP4, stochastic"] == four["MXFP8, floor"]
     assert four["MXFP8, ceil"] == "under 0.01"
+    late = shown(notebook, "in enumerate(delayed_steps(").splitlines()
+    assert [line.split()[3] for line in late[1:]] == ["0%"] * 3 + ["61%"] + ["0%"] * 3
     powers = [math.frexp(E4M3.value(code))[1] for code in range(1, E4M3.largest_code + 1)]
     assert len(set(powers)) == 18 and "numbers of 18 powers of two" in text
 
