@@ -53,4 +53,4 @@ def test_a_header_without_a_word_is_no_header(tiny):
 
 def test_a_long_cell_says_so_above_its_code(tiny):
     text = re.sub("<.*?>", "", (tiny / "cells.html").read_text("utf-8"))
-    assert re.search(r"wake\(\)\s+about 20 s\s+sleep\(\)", text)
+    assert re.search(r"wake\(\)\s+takes about 20 s\s+sleep\(\)", text)

@@ -141,15 +141,7 @@
         node.addEventListener(type, (event) => event.stopPropagation());
       }
       node.append(this.check, this.hint, this.mark, this.said, this.above, this.hints);
-      void cell.ready.then(() => this.place());
-    }
-
-    place() {
-      const { layout } = this.cell;
-      if (this.widget.isDisposed || !layout) return;
-      const isOutput = (widget) => widget.hasClass("jp-Cell-outputWrapper");
-      const at = [...layout.widgets].findIndex(isOutput);
-      layout.insertWidget(at < 0 ? layout.widgets.length : at, this.widget);
+      void cell.ready.then(() => manyRanksAboveOutput(cell, this.widget));
     }
 
     dispose() {

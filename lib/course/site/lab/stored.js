@@ -1,8 +1,8 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
 // pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
 // places.js (where the reader is in them), course.js (the first page), asking.js (the server),
-// exercises.js (buttons below an exercise), progress.js (what is told of a long call), and
-// definitions.js and glossary.js (marked words).
+// seconds.js (what takes long says so), exercises.js (buttons below an exercise), progress.js (what
+// is told of a long call), and definitions.js and glossary.js (marked words).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -74,6 +74,7 @@
           void manyRanksSaving(panel, context);
           void attend(panel, context);
           manyRanksProgress(panel);
+          void manyRanksSeconds(panel, context, shared);
         },
       });
     },
@@ -87,7 +88,7 @@
     return new Promise((done) => loader.addEventListener("load", done));
   }
   const names = ["pictures", "saving", "asking", "copies", "places", "course"];
-  names.push("exercises", "progress", "definitions", "glossary");
+  names.push("seconds", "exercises", "progress", "definitions", "glossary");
   const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
   const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
   sheet.href = new URL("course.css", here);
