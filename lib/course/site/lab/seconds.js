@@ -4,8 +4,13 @@
 
 {
   const NAME = "many-ranks-seconds";
-  const STYLE = `.${NAME} { padding: 0 var(--jp-code-padding) 2px; text-align: right;
-    color: var(--jp-ui-font-color1); font: var(--jp-ui-font-size1) / 1.5 var(--jp-ui-font-family) }`;
+  const STYLE = `
+    .${NAME} {
+      padding: 0 var(--jp-code-padding) 2px;
+      color: var(--jp-ui-font-color1);
+      font: var(--jp-ui-font-size1) / 1.5 var(--jp-ui-font-family);
+      text-align: right;
+    }`;
 
   // Puts a widget between the code of a cell and its output.
   globalThis.manyRanksAboveOutput = ({ layout }, widget) => {
