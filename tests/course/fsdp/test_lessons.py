@@ -245,6 +245,36 @@ def test_a_weight_that_two_units_share_is_refused_and_belongs_into_one(worlds):
     assert [weight.names for weight in in_root] == [["first.weight", "last.weight"]]
 
 
+def freezing(wrap, what: str) -> None:
+    """Run forward and backward of three layers, of which the middle one is frozen, or its bias."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    (model[1] if what == "unit" else model[1].bias).requires_grad_(False)
+    wrapped = wrap(model)
+    dist.barrier()
+    wrapped(torch.ones(4, 8)).sum().backward()
+
+
+def their_layers(model):
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+@pytest.mark.parametrize("what, gathers", [("unit", (6, 6)), ("bias", (8, 6))])
+def test_a_frozen_unit_is_gathered_twice_and_not_reduced(worlds, what, gathers):
+    """A frozen bias beside a trained weight costs our FSDP a gather of its own."""
+    for wrap, count in zip((FSDP, their_layers), gathers):
+        calls = lessons.calls_of_rank_0(worlds(2).record(freezing, wrap, what))
+        assert len(calls.where(op="all_gather")) == count
+        assert len(calls.where(op="reduce_scatter")) == (2 if what == "unit" else 3)
+
+
+def test_the_chapters_unit_takes_no_frozen_parameter():
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        frozen.register_post_accumulate_grad_hook(lambda p: None)
+
+
 def test_a_rank_of_the_chain_waits_for_every_gather_without_prefetch_and_for_two_with_it():
     rows, speeds = [lessons.ROWS] * slow_chain.RANKS, slow_chain.speeds()
     waits = [

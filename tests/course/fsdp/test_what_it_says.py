@@ -11,6 +11,7 @@ from torch.distributed import fsdp as pytorch
 
 from lib.course.fsdp import lessons, published, slow_chain
 from lib.course.fsdp.cover import IMAGE, without_and_with
+from lib.course.fsdp.exercises import choose
 from lib.course.narrow import WIDTH
 from lib.predict.collectives.formulas import time_of
 from lib.predict.sharded.fsdp_step import fsdp_step, hidden
@@ -245,9 +246,9 @@ def test_the_conventions_in_the_text_are_those_of_the_table(notebook):
 
 
 def test_the_main_path_is_short(notebook):
-    """At most 2,900 words before Going further, without what is folded and without pictures."""
+    """At most 3,000 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 2900
+    assert 0 < cells <= 45 and 0 < words <= 3000
 
 
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
@@ -273,6 +274,16 @@ def test_what_counts_as_solved_stands_before_the_folded_solution(notebook):
     assert len(exercises) == 5
     for text in exercises:
         assert 0 < text.index("It is solved when") < text.index("<summary>Solution")
+
+
+def test_the_examples_of_exercises_1_and_5_are_what_is_computed(notebook):
+    text, numel = text_of(notebook), model("Llama 3 405B").numel
+    zero_1 = held(numel, 512, 1).total
+    assert f"(4 + 12/512) · {numel / 1e9:.2f} = {zero_1 / 1e9:,.0f} GB" in text
+    answer = str(choose.check([1] * 16, 1))
+    seconds, nbytes = choose.tried([1] * 16, 1)
+    assert "These units fit, but the step is too slow." in answer
+    assert f"it takes {1e3 * seconds:.2f} ms and holds {nbytes:,} bytes beside the shards" in text
 
 
 def test_the_published_gather_in_the_text_is_that_of_the_predicted_runs(notebook):
