@@ -248,7 +248,7 @@ def test_the_conventions_in_the_text_are_those_of_the_table(notebook):
 def test_the_main_path_is_short(notebook):
     """At most 3,000 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 3000
+    assert 0 < cells <= 45 and 0 < words <= 2900
 
 
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
