@@ -38,7 +38,9 @@ def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12), (4, 3)])
 def test_the_rules_of_zb_h1_and_zb_h2_are_those_of_the_text(p, m):
     assert "does 2(p − 1 − r) forwards before forward and I alternate" in TEXT
-    assert "Rank r does each W r Is after its own" in TEXT and "and each W 2r Is later" in TEXT
+    assert "On rank r each W comes r Is after its own I" in TEXT
+    assert "and each W comes 2r Is after its own I" in TEXT
+    assert "rank 0 does W0 right after I0, rank 3 only after I3" in TEXT
     for rank, (h1, h2) in enumerate(zip(rules.zb_h1(p, m), rules.zb_h2(p, m))):
         after = p - 1 - rank
         assert list(map(str, h1)) == split_row(rank, m, after, rank)
@@ -86,6 +88,32 @@ def test_bytes_with_gradients_are_those_of_the_cell():
     assert f"{kept['ZB-H1'][2] / 61_440:.1f}" == "6.1" and kept["1F1B"][2] == 2 * 61_440
     beyond = [h2 > plain for h2, plain in zip(kept["ZB-H2"], kept["GPipe"])]
     assert beyond == [False, True, True, True] and "On ranks 1 to 3 our ZB-H2" in TEXT
+
+
+# --- the card
+
+
+def test_the_card_compares_the_schedules_as_they_run():
+    """Time of a step in a run with free and with long messages, microbatches kept, messages."""
+    runs = {
+        "1F1B": rules.one_f_one_b(4, 8),
+        "GPipe": rules.gpipe(4, 8),
+        "interleaved": rules.interleaved(stages=8, microbatches=8, chunks=2),
+        "ZB-H1": rules.zb_h1(4, 8),
+        "ZB-V": rules.zb_v(8, 8),
+        "ZB-H2": rules.zb_h2(4, 8),
+    }
+    card = TEXT.split("Which schedule, and when?")[1].split("<details>")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \(([\d.]+)\) \| ([\d.]+) \| (\d+) \|", card, re.M)
+    assert [name for name, *_ in rows] == list(runs)
+    for name, *numbers in rows:
+        order = runs[name]
+        each = order.stages // order.ranks
+        many, times = rules.repeated(order, 16), [1 / each] * 3
+        free, long = (play(many, Costs(*times, send=send)).makespan / 16 for send in (0, 1))
+        kept = max(play(order, Costs(activation=2 // each)).peak_bytes) / 2
+        borders = {1: 3, 2: 6 if name == "ZB-V" else 7}[each]
+        assert numbers == [f"{free:.3g}", f"{long:.3g}", f"{kept:g}", str(2 * 8 * borders)], name
 
 
 # --- messages
