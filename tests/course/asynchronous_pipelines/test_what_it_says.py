@@ -67,7 +67,7 @@ def test_what_streams_take_beside_zero_bubble_schedules(cells):
         "stream            105  9%    157 39%",
     ]
     assert shown(cells, "for name, way, costs in choices").splitlines() == [
-        "messages take     0     1     2   kept",
+        "messages take     0     1     2   held",
         "ZB-H1, m = 4    120   200   280      4",
         "ZB-V, m = 8    97.5   166   254      4",
         "ZB-H2, m = 8     99   120   168      7",
