@@ -32,7 +32,7 @@ predict = Numbers(
     ranks=RANKS,
     hints=(
         "Each rank has 131,072 ÷ 16 tokens, and a head has 8,192 ÷ 64 numbers for each of them.",
-        "In the ring a rank sends K and V of 8 heads, 15 times.",
+        "In the ring a rank sends k and v of 8 heads, 15 times.",
         "Ulysses needs at least one key head for each of 16 ranks, so the 8 are copied to 16: a "
         "rank has (64 + 2 · 16) heads of q, k and v and then 64 heads of the result, and sends "
         "15 of 16 parts of both.",
@@ -137,7 +137,52 @@ def _loss_reference(inputs) -> list:
     return [cross_entropy(logits.flatten(0, 1), labels.flatten())] * len(inputs)
 
 
-repair = Exercise(
+def _gradient_reference(inputs) -> list:
+    """Return for each rank the gradient of the mean of all labels in its own logits."""
+    leaves = [logits.clone().requires_grad_() for logits, _ in inputs]
+    loss = _loss_reference([(leaf, labels) for leaf, (_, labels) in zip(leaves, inputs)])[0]
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def _gradient_of(attempt: Callable) -> Callable:
+    """Return a function that runs the attempt and its backward, and returns the logits' gradient.
+
+    It is 0 where the loss has no derivative, as after `detach()` or `item()`.
+    """
+
+    @wraps(attempt)
+    def gradient(logits, labels):
+        leaf = logits.clone().requires_grad_()
+        loss = attempt(leaf, labels)
+        if loss.requires_grad:
+            loss.backward()
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    return gradient
+
+
+@dataclass
+class Loss(Exercise):
+    """Compares the value of a loss first, and where it is right the gradient of the logits."""
+
+    def check(self, attempt: Callable, world) -> Verdict:
+        """Run the attempt on every rank of `world`; if its loss is right, run backward as well."""
+        verdict = super().check(attempt, world)
+        if not verdict.solved:
+            return verdict
+        of_logits = Exercise(
+            name=self.name, hints=self.hints, inputs=self.inputs, reference=_gradient_reference,
+            sizes=self.sizes, words=self.words,
+        )  # fmt: skip
+        after = of_logits.check(_gradient_of(attempt), world)
+        if after.solved:
+            return verdict
+        what = after.text.replace("what it returned", "the gradient of its logits", 1)
+        right = "Not yet. The loss is right, but its gradient is not. "
+        return Verdict(False, what.replace("Not yet. ", right, 1))
+
+
+repair = Loss(
     name="repair",
     task="Repair `my_loss`: return the mean over all labels that count, on every rank.",
     inputs=_loss_inputs,
@@ -151,6 +196,8 @@ repair = Exercise(
         'cross_entropy(..., reduction="sum") leaves out labels of -100. Count the others with '
         "(labels != -100).sum(), and all_reduce both numbers. A rank may have no label at all: "
         "the mean of nothing is nan, but its sum is 0.",
+        "The gradient of a rank's logits is that of its own part of the sum, divided by the number "
+        "of all labels. collectives.all_reduce has this derivative; after detach() there is none.",
     ),
 )
 

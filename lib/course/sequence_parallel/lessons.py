@@ -49,7 +49,7 @@ def block(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def in_layout(layout: str) -> bool:
-    """Run the library's ring on every rank; return whether its result, dQ, dK and dV are right."""
+    """Run the library's ring on every rank; return whether its result, dq, dk and dv are right."""
     here = torch.empty(0).device
     q, k, v = (t.to(here).requires_grad_() for t in attention_inputs())
     shards = [shard_sequence(t, None, layout, 2) for t in (q, k, v)]
@@ -65,27 +65,27 @@ def in_layout(layout: str) -> bool:
     return torch.allclose(out, own) and right == [True] * 3
 
 
-def ours_and_theirs() -> bool:
-    """Run our ring and PyTorch's context_parallel, each after a barrier, forward and backward.
+def ours_and_theirs(theirs) -> bool:
+    """Run our ring and then PyTorch's context_parallel, each after a barrier, forward and backward.
 
-    Returns whether this rank's result and its gradients of q, k and v are the same.
+    `theirs(mesh, q, k, v, backward)` gets the whole q, k and v, attends to them under PyTorch's
+    context_parallel, and returns `backward(out, [q, k, v])` of this rank's parts, which has to run
+    inside that context. Returns whether this rank's result and its gradients of q, k and v are the
+    same.
     """
-    from torch.distributed.tensor.experimental import context_parallel as pytorchs
-
     use_torch_context_parallel_on_cpu()
     whole = attention_inputs()
     shards = [shard_sequence(t, None, "zigzag", 2).requires_grad_() for t in whole]
     here = mesh(cp=dist.get_world_size()).torch()
     weights = torch.linspace(0, 1, shards[0].shape[-1], dtype=shards[0].dtype)
+
+    def backward(out, leaves):
+        return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
+
     dist.barrier()
-    ours = ring_attention(*shards)
-    gradients = torch.autograd.grad((ours * weights).sum(), shards)
+    ours = backward(ring_attention(*shards), shards)
     dist.barrier()
-    with pytorchs(here, buffers=whole, buffer_seq_dims=[2, 2, 2]):
-        leaves = [t.clone().requires_grad_() for t in whole]
-        out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
-        same = [out, *torch.autograd.grad((out * weights).sum(), leaves)]
-    pairs = zip((ours, *gradients), same, strict=True)
+    pairs = zip(ours, theirs(here, *whole, backward), strict=True)
     near = [torch.allclose(one, other, rtol=1e-5, atol=1e-5) for one, other in pairs]
     return near == [True] * 4
 

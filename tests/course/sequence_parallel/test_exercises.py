@@ -147,6 +147,27 @@ def test_a_loss_that_is_averaged_by_rank(world):
     assert not empty.solved and "With 25 tokens on each rank" in empty.text and "nan" in empty.text
 
 
+def detached(logits, labels):
+    """Right but for backward, which does nothing."""
+    return mean_of_all(logits.detach(), labels)
+
+
+def reduced_twice(logits, labels):
+    """Right but for backward: that of `copy` sums the gradients of all ranks again."""
+    total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    number = (labels != -100).sum()
+    dist.all_reduce(number)
+    return collectives.all_reduce(collectives.copy(total)) / number
+
+
+@pytest.mark.parametrize("attempt", [detached, reduced_twice])
+def test_a_loss_with_a_wrong_gradient_is_not_solved(worlds, attempt):
+    verdict = chapter.repair.check(attempt, worlds(2))
+    assert not verdict.solved and not chapter.repair.solved
+    assert verdict.text.startswith("Not yet. The loss is right, but its gradient is not.")
+    assert "the gradient of its logits is" in verdict.text and "repair.hint()" in verdict.text
+
+
 # --- a layout for packed documents
 
 
@@ -218,18 +239,24 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert 0 < abs(right - other) < 0.02
 
 
-def test_pytorch_gathers_and_ours_sends_what_the_chapter_shows(notebook, worlds):
-    run = worlds(4, device="cpu").record(lessons.ours_and_theirs)
-    assert run.results == [True] * 4
-    rows = lessons.side_by_side(run).splitlines()[1:]
-    own = 2 * 4 * 8 * 8  # numbers of K and V of a rank
-    expected = [("ours", 9, "send", 8 * own), ("PyTorch", 2, "all_gather", 4 * 8 * own),
-                ("PyTorch", 4, "all_to_all", 4 * own)]  # fmt: skip
-    words = [
-        (name, int(n), op, int(b.replace(",", ""))) for name, n, _, op, b in map(str.split, rows)
-    ]
-    assert words == expected
-    assert "\n".join(rows) in shown(notebook, "ours_and_theirs")
+def test_the_folded_products_are_the_bytes_that_the_methods_send(notebook):
+    text = prose(notebook)
+    shape, itemsize = lessons.SHAPE, 8
+    whole = lessons.SAMPLES * shape.sequence * shape.width * itemsize
+    assert (whole, whole // 4, whole * 3 // 4) == (8192, 2048, 6144)
+    products = {
+        "megatron": ("25 · 6,144 = 153,600", 25 * 6144),
+        "ulysses": ("2 · 2 · 6,144 = 24,576", 2 * 2 * 6144),
+        "ring": ("2 · 3 · 3 · 2 · 2,048 = 73,728", 2 * 3 * 3 * 2 * 2048),
+    }
+    for method, (words, product) in products.items():
+        moves = [move for move in lessons.predicted(method, 4)[0] if move.op != "all_reduce"]
+        assert words in text and sum(move.sent for move in moves) == product
+    assert len([m for m in lessons.predicted("megatron", 4)[0] if m.op != "all_reduce"]) == 25
+    d, heads, keys, size, hidden = 4096, 32, 8, 128, 14_336
+    token = (2 * (d + 2) + 2 * d + (heads + 2 * keys) * size + (heads + keys) * size + d
+             + 2 * heads + 2 * hidden + 2 * size)  # fmt: skip
+    assert lessons.kept_by_a_layer() == 2 * token * 2**20 and f"| sum | {token:,} |" in text
 
 
 def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):

@@ -1,0 +1,73 @@
+"""What chapter 12 says of PyTorch's own context_parallel: what it sends, and where it is silent."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor.experimental import context_parallel as torch_cp
+from torch.nn.functional import scaled_dot_product_attention as by_name
+
+from lib.course.sequence_parallel import lessons
+from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
+from lib.ranks.mesh import mesh as mesh_of
+from tests.course.stored_chapter import chapter_fixtures, shown
+
+notebook, text = chapter_fixtures("12-sequence-parallel")
+
+
+def theirs(mesh, q, k, v, backward):
+    """Attend as the chapter's cell does."""
+    with torch_cp(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        return backward(out, leaves)
+
+
+def test_pytorch_gathers_and_ours_sends_what_the_chapter_shows(notebook, worlds):
+    run = worlds(4, device="cpu").record(lessons.ours_and_theirs, theirs)
+    assert run.results == [True] * 4
+    rows = lessons.side_by_side(run).splitlines()[1:]
+    own = 2 * 4 * 8 * 8  # numbers of K and V of a rank
+    expected = [("ours", 9, "send", 8 * own), ("PyTorch", 2, "all_gather", 4 * 8 * own),
+                ("PyTorch", 4, "all_to_all", 4 * own)]  # fmt: skip
+    words = [
+        (name, int(n), op, int(b.replace(",", ""))) for name, n, _, op, b in map(str.split, rows)
+    ]
+    assert words == expected
+    assert "\n".join(rows) in shown(notebook, "ours_and_theirs")
+
+
+def switched_off_without_a_word() -> dict[str, bool | str]:
+    """Try what PyTorch's context_parallel does without zigzag, its name or a causal mask."""
+    use_torch_context_parallel_on_cpu()
+    here, found = mesh_of(cp=2).torch(), {}
+    tokens, odd = torch.arange(8).view(1, 8), torch.arange(6).view(1, 6)
+    with torch_cp(here, buffers=[tokens], buffer_seq_dims=[1]):
+        found["zigzag"] = tokens[0].tolist() == [[0, 1, 6, 7], [2, 3, 4, 5]][dist.get_rank()]
+    found["restored"] = tokens[0].tolist() == list(range(8))
+    with torch_cp(here, buffers=[odd], buffer_seq_dims=[1]):
+        found["contiguous"] = odd[0].tolist() == [[0, 1, 2], [3, 4, 5]][dist.get_rank()]
+    parts = lessons.attention_inputs()
+    with torch_cp(here, buffers=parts, buffer_seq_dims=[2, 2, 2]):
+        alone = by_name(*parts, is_causal=True)
+        with_others = F.scaled_dot_product_attention(*parts, is_causal=True)
+        found["alone"] = bool((alone - with_others).abs().max() > 0.1)
+        own = [part.clone() for part in parts]
+        try:
+            F.scaled_dot_product_attention(*parts)
+        except RuntimeError as error:
+            found["error"] = str(error)
+    found["alone"] = found["alone"] and torch.allclose(alone, by_name(*own, is_causal=True))
+    return found
+
+
+def test_what_pytorch_does_not_tell_is_what_it_does(text, worlds):
+    for found in worlds(2, device="cpu").run(switched_off_without_a_word):
+        error = found.pop("error")
+        assert f"*{error.replace('`', '')}*" in text
+        assert found == dict.fromkeys(("zigzag", "restored", "contiguous", "alone"), True)
+
+
+def test_the_sent_bytes_of_both_rings_are_those_of_the_folded_lines(text):
+    ours, gathered, swapped = 9 * 4096, 2 * 16_384 * 3 // 4, 4 * 2048
+    assert f"ours sends 9 · 4,096 = {ours:,} bytes" in text
+    assert f"PyTorch 2 · {gathered // 2:,} + 4 · 2,048 = {gathered + swapped:,}." in text
