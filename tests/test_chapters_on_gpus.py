@@ -49,6 +49,7 @@ OTHER = {
 ON_REAL_GPUS = {
     ("00-ranks", "4f922094"): "who waits for a partner in NCCL's making of a connection is ended",
     ("11-lean-optimizers", "shar0005"): "8-bit Adam is compared with the CPU's bits",
+    ("11-lean-optimizers", "muon0006"): "8-bit Adam is compared with the CPU's bits",
 }
 
 

@@ -1,6 +1,7 @@
 """What chapter 11 runs and prints: what Adam keeps, PyTorch's optimizers, a forgotten line."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from torch import Tensor
 from lib.course.lean_optimizers.training import MAKERS, RATES, trained
 from lib.predict.shape import GPTShape
 from lib.ranks.memory import Memory
-from lib.single import GPT, Batches, next_token_loss
-from lib.single.optimizers import Adafactor, AdamW, Muon, split_parameters
+from lib.single import GPT, Batches, next_token_loss, optimizers
+from lib.single.optimizers import AdamW, Muon, split_parameters
 
 RECORDED = GPTShape(sequence=64, width=128, heads=4, layers=4)
 
@@ -34,17 +35,15 @@ def with_memory() -> int:
 # --- PyTorch's own
 
 
-def pytorchs_table(steps: int = 5) -> str:
-    """Write how far our optimizers are from PyTorch's after steps of the small GPT."""
-    pairs = {
-        "AdamW": (AdamW, torch.optim.AdamW, {"foreach": True}),
-        "AdamW, fused": (AdamW, torch.optim.AdamW, {"fused": True}),
-        "Adafactor": (Adafactor, torch.optim.Adafactor, {}),
-        "Muon": (Muon, torch.optim.Muon, {}),
-    }
+def pytorchs_table(options: Mapping[str, dict], steps: int = 5) -> str:
+    """Write how far our optimizers are from PyTorch's after steps of the small GPT.
+
+    `options` maps the name that both classes have to the options that PyTorch's gets.
+    """
     lines = [f"{'':<16}{'largest difference':>20}"]
-    for name, (ours, theirs, options) in pairs.items():
-        far = _apart(_stepped(ours, {}, steps), _stepped(theirs, options, steps))
+    for name, own in options.items():
+        ours, theirs = getattr(optimizers, name), getattr(torch.optim, name)
+        far = _apart(_stepped(ours, {}, steps), _stepped(theirs, own, steps))
         lines.append(f"{name:<16}{difference(far):>20}")
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ step while its m is not, moves by rate · m̂/ε, with ε = 10⁻⁸. So do the 
 batch does not contain.
 """
 
+from collections.abc import Mapping
 from statistics import mean
 
 import torch
@@ -15,7 +16,8 @@ from lib.single.optimizers import Adam8bit, AdamW
 
 RATE, STEPS = RATES["adam8bit"], 50
 # how a table names a training -> whether embeddings keep AdamW's fp32 moments, options of Adam8bit
-CASES = {
+Cases = Mapping[str, tuple[bool, dict]]
+CASES: Cases = {
     "linear, one maximum": (False, {"kind": "linear", "block": None}),
     "linear, blocks": (False, {"kind": "linear"}),
     "linear, embeddings fp32": (True, {"kind": "linear"}),
@@ -24,11 +26,13 @@ CASES = {
 }
 
 
-def made(name: str, model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def made(
+    name: str, model: nn.Module, rate: float, cases: Cases = CASES
+) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a case: 8-bit Adam, and AdamW where embeddings keep 32 bits."""
     if name == "AdamW":
         return MAKERS["adamw"](model, rate)
-    embeddings_in_fp32, options = CASES[name]
+    embeddings_in_fp32, options = cases[name]
     named = {False: [], True: []}
     for parameter_name, parameter in model.named_parameters():
         embedding = parameter_name.endswith(("tokens.weight", "positions.weight"))
@@ -60,27 +64,27 @@ class Moved:
 
 
 def training_of(
-    name: str, seed: int = 0, steps: int = STEPS
+    name: str, seed: int = 0, steps: int = STEPS, cases: Cases = CASES
 ) -> tuple[list[float], list[tuple[float, float]]]:
-    """Train the small GPT as one of CASES or "AdamW"; return losses, and the moves of `Moved`."""
+    """Train the small GPT as one of `cases` or "AdamW"; return losses, and the moves of `Moved`."""
     kept = []
 
     def make(model, rate):
-        kept.append(Moved(model, made(name, model, rate)))
+        kept.append(Moved(model, made(name, model, rate, cases)))
         return kept
 
     return trained(make, seed, RATE, steps), kept[0].moves
 
 
-def table(steps: int = STEPS) -> str:
+def table(cases: Cases = CASES, steps: int = STEPS) -> str:
     """Write for each case the largest move of a weight in step 2, and mean losses of three seeds.
 
     What exploded has other digits on another processor, so that it is rounded down: "> 100",
     "over 1,000".
     """
     lines = [f"{'':<24}{'move':>7}   loss of step", f"{'step':<24}{2:>7}{3:>7}{steps:>11}"]
-    for name in ("AdamW", *CASES):
-        runs = [training_of(name, seed, steps) for seed in SEEDS]
+    for name in ("AdamW", *cases):
+        runs = [training_of(name, seed, steps, cases) for seed in SEEDS]
         move = max(moves[1][0] for _, moves in runs)
         third, last = (mean(losses[n] for losses, _ in runs) for n in (2, -1))
         how_far = f"{move:.3f}" if move < 1 else "> 1" if move < 100 else "> 100"

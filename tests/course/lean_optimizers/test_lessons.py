@@ -82,9 +82,14 @@ def test_bounds_are_above_the_sums_and_exact_in_the_first_step():
 
 
 def test_adam_and_muon_have_pytorchs_bits():
-    rows = dict(line.rsplit(None, 1) for line in lessons.pytorchs_table(2).splitlines()[1:])
-    assert rows == {"AdamW": "none", "AdamW, fused": "rounding", "Adafactor": "rounding",
-                    "Muon": "none"}  # fmt: skip
+    options = {
+        "AdamW": {"foreach": True}, "Adafactor": {"eps": (1e-18, 1e-3)}, "Muon": {},
+    }  # fmt: skip
+    table = lessons.pytorchs_table(options, 2)
+    rows = dict(line.rsplit(None, 1) for line in table.splitlines()[1:])
+    assert rows == {"AdamW": "none", "Adafactor": "rounding", "Muon": "none"}
+    assert lessons.pytorchs_table({"AdamW": {"fused": True}}, 2).split()[-1] == "rounding"
+    assert lessons.pytorchs_table({"Adafactor": {}}, 2).split()[-1] == "rounding"
     assert [lessons.difference(far) for far in (0.0, 1e-6, 0.03)] == ["none", "rounding", "3e-02"]
 
 
@@ -113,7 +118,7 @@ def test_losses_that_exploded_are_rounded_down():
     assert [lost_moments.in_words(loss) for loss in (2.345, 10.5, 99.0, 4e4)] == [
         "2.35", "over 10", "over 10", "over 1,000",
     ]  # fmt: skip
-    assert len(lost_moments.table(3).splitlines()) == 3 + len(lost_moments.CASES)
+    assert len(lost_moments.table(steps=3).splitlines()) == 3 + len(lost_moments.CASES)
 
 
 # --- on ranks

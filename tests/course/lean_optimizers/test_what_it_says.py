@@ -219,9 +219,12 @@ def test_what_optimizers_send(notebook, text):
     assert sum(call.bytes for call in sums) // 4 == 14_338 and flag.bytes == 1
     printed = shown(notebook, "flag, *sums = of_adafactor")
     assert "It is 14,338 numbers." in printed and "other" not in printed
-    assert printed.count("equal") == 6 + 7 and "refused" not in printed
+    assert printed.count("equal") == 7 and "refused" not in printed
     printed = shown(notebook, '["muon, gather", "muon, owners"]')
-    assert printed.count("equal") == 8 and printed.count("refused") == 2
+    assert printed.count("equal") == 4 + 10 and printed.count("refused") == 2
+    assert "its 16 bytes are the flags of 16 parameters" in text
+    assert sum(p.requires_grad for p in sharded.gpt().parameters()) == 16
+    assert sum(call.bytes for call in of_adafactor([((256, 64), 0)], 2)[1:]) == 4 * (64 + 2)
     assert "other" not in printed
     for ranks in (2, 4):
         parts = [((64, 64), [4096 // ranks] * ranks)] * ranks
@@ -248,6 +251,42 @@ def test_pytorchs_optimizers_under_fsdp2(notebook, text):
     assert "the 2 % are the rounding of its iteration" in text
 
 
+def test_pytorchs_adafactor_with_the_papers_epsilon_makes_nan_of_an_unseen_row(text):
+    rows = {}
+    for eps in (1e-18, 1e-30):
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        weight.grad = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+        torch.optim.Adafactor([weight], eps=(eps, 1e-3)).step()
+        rows[eps] = weight.detach()
+    assert bool(rows[1e-18].isfinite().all()) and torch.equal(rows[1e-18][1], torch.ones(3))
+    assert bool(rows[1e-30][1].isnan().all()) and "Do not write the paper's 1e-30 there" in text
+
+
+def test_adafactor_loads_adamws_state_and_fails_in_the_next_step(text):
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    weight.grad = torch.ones(2, 3)
+    first = torch.optim.AdamW([weight])
+    first.step()
+    second = torch.optim.Adafactor([weight])
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(TypeError):
+        second.step()
+    assert "loads AdamW's state dict without an error, and its next step raises a TypeError" in text
+
+
+def test_the_defaults_of_weight_decay_and_of_adafactors_rate(text):
+    weight = [torch.nn.Parameter(torch.ones(2, 3))]
+    decays = [make(weight).defaults["weight_decay"]
+              for make in (torch.optim.AdamW, torch.optim.Muon, torch.optim.Adafactor)]  # fmt: skip
+    assert decays == [0.01, 0.1, 0] and "0.01 in AdamW" in text and "0.1 in PyTorch's Muon" in text
+    assert torch.optim.Adafactor(weight).defaults["lr"] == 0.01 == 10_000**-0.5
+    rates = training.RATES
+    assert (rates["adamw"], rates["adam8bit"], rates["adafactor"], rates["sm3"], rates["muon"]) == (
+        0.002, 0.002, 0.02, 0.02, 0.01
+    )  # fmt: skip
+    assert "0.02 for Adafactor and SM3, and 0.01 for Muon" in text
+
+
 def test_a_flat_piece_saves_nothing(worlds, text):
     alone, together = sharded.kept_alone(worlds(2))
     assert f"{round(alone / 1e3)} KB on rank 0 instead of {round(together / 1e3)} KB" in text
@@ -269,7 +308,7 @@ def test_blocks_of_256_are_refused_in_tensor_parallelism(worlds, text):
 
 
 def test_moments_that_become_0(notebook, text):
-    lines = shown(notebook, "lost_moments.table()").splitlines()[2:]
+    lines = shown(notebook, "lost_moments.table(cases)").splitlines()[2:]
     rows = {line[:24].strip(): (line[24:31].strip(), *line[31:].split(None, 1)) for line in lines}
     assert list(rows) == ["AdamW", *lost_moments.CASES]
     for name, (move, third, last) in rows.items():
