@@ -99,9 +99,11 @@ def test_messages_that_start_together_are_faster_straight(text):
 
 
 def test_the_experts_weights_are_fewer_than_rows_only_with_very_many_tokens(text):
-    rows = lambda tokens: 2 * 2 * tokens * 4096  # of Mixtral, k = 2, (P - 1)/P left out
-    weights = 3 * 8 * 4096 * 14_336
-    assert rows(86_016) == weights and "which for Mixtral is 86,016 tokens a rank" in text
+    rows = lambda tokens: 4 * 2 * tokens * 4096  # of Mixtral, k = 2, (P - 1)/P left out
+    weights = 3 * 8 * 4096 * 14_336  # of each gather, and as many gradients
+    assert rows(129_024) == 3 * weights and 2 * 129_024 == 2.25 * 8 * 14_336
+    assert "k·N/P > 2.25·E·F, which for Mixtral is 129,024 tokens a rank" in text
+    assert rows(86_016) == 2 * weights and "it is 1.5·E·F, or 86,016 tokens" in text
 
 
 def test_the_sizes_of_switch_xxl_are_those_of_its_shape(text):
