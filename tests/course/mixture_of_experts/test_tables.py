@@ -86,7 +86,7 @@ def test_what_two_hops_save_and_pay_is_what_the_text_says(text):
     flat, two, once = tables.journeys(4096)
     saved, paid = 49 * 14e-6, 7 * 3.4e-6 + 4096 * 8 * 7168 * 2 * 7 / 8 / 450e9
     assert two - flat == pytest.approx(paid - saved)
-    assert f"49 latencies ({1e6 * saved:.0f} µs), and pay {1e6 * paid:.0f} µs" in text
+    assert f"49 latencies ({1e6 * saved:.0f} µs) but pay {1e6 * paid:.0f} µs" in text
     assert f"{1e6 * once:,.0f} instead of {1e6 * flat:,.0f} µs" in text
 
 
@@ -99,9 +99,11 @@ def test_messages_that_start_together_are_faster_straight(text):
 
 
 def test_the_experts_weights_are_fewer_than_rows_only_with_very_many_tokens(text):
-    rows = lambda tokens: 2 * 2 * tokens * 4096  # of Mixtral, k = 2, (P - 1)/P left out
-    weights = 3 * 8 * 4096 * 14_336
-    assert rows(86_016) == weights and "which for Mixtral is 86,016 tokens a rank" in text
+    rows = lambda tokens: 4 * 2 * tokens * 4096  # of Mixtral, k = 2, (P - 1)/P left out
+    weights = 3 * 8 * 4096 * 14_336  # of each gather, and as many gradients
+    assert rows(129_024) == 3 * weights and 2 * 129_024 == 2.25 * 8 * 14_336
+    assert "k·N/P > 2.25·E·F, which for Mixtral is 129,024 tokens a rank" in text
+    assert rows(86_016) == 2 * weights and "it is 1.5·E·F, or 86,016 tokens" in text
 
 
 def test_the_sizes_of_switch_xxl_are_those_of_its_shape(text):

@@ -2,10 +2,14 @@
 
 import math
 import re
+from collections import Counter
+from functools import partial
 from statistics import mean
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint as pytorchs
 
 from lib.course.recomputation import gist, lessons
 from lib.draw import keep
@@ -108,8 +112,9 @@ def test_what_selective_adds_to_the_operations(text):
     assert f"{operations_added(MODELS['22B']):.1%}" == "1.8%" and "1.8 % for this model" in text
     opening = operations_added(Large(4096, 32, 8192, 1, 1))
     assert round(100 * opening) == 8 and "8 % for the S and D of the opening picture" in text
-    both = sum(TABLE_4["both"]) / sum(TABLE_4["tensor parallel"]) - 1
-    assert round(100 * both) == 4 and "added 4 % to the layer's time" in text
+    both, plain = sum(TABLE_4["both"]), sum(TABLE_4["tensor parallel"])
+    assert round(100 * (both / plain - 1)) == 4
+    assert f"*both* 4 % ({both:.1f} instead of {plain:.1f} ms, table 4)" in text
 
 
 def test_the_selective_checkpoint_of_the_chapter_is_the_librarys(notebook):
@@ -136,6 +141,35 @@ def test_pytorchs_checkpoint_in_the_chapter_changes_no_gradient(notebook):
     for model in (theirs, built):
         both = zip(model.parameters(), plain.parameters(), strict=True)
         assert every_one(torch.equal(a.grad, b.grad) for a, b in both)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), options=None):
+        self.counts[operation] += 1
+        return operation(*args, **options or {})
+
+
+def test_the_products_in_the_list_are_computed_once(text):
+    code = re.search(r"```python\n(from torch.utils.checkpoint import .*?)```", text, re.S)[1]
+    block, x = list(lessons.gpt().blocks.values())[1], torch.ones(2, 16, 64, requires_grad=True)
+    space = {"torch": torch, "partial": partial, "pytorchs": pytorchs, "block": block, "x": x}
+    with Counted() as selective:
+        exec(code, space)
+        space["y"].sum().backward()
+    gradients = [p.grad for p in block.parameters()]
+    block.zero_grad()
+    with Counted() as full:
+        pytorchs(block, x, use_reentrant=False).sum().backward()
+    assert every_one(torch.equal(a, p.grad) for a, p in zip(gradients, block.parameters()))
+    product, norm = torch.ops.aten.addmm.default, torch.ops.aten.native_layer_norm.default
+    assert full.counts[product] > 4 == selective.counts[product]
+    assert full.counts[norm] == selective.counts[norm] == 4  # so the rest is computed again
 
 
 def test_a_layer_keeps_the_published_bars(notebook):
