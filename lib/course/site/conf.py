@@ -96,7 +96,8 @@ class Seconds(SphinxPostTransform):
         for cell in list(self.document.findall(nodes.container)):
             said = cell.get("cell_metadata", {}).get("many_ranks", {}).get("seconds")
             if said:
-                cell.insert(0, nodes.paragraph("", f"takes about {said} s", classes=["cell-seconds"]))
+                takes = nodes.paragraph("", f"takes about {said} s", classes=["cell-seconds"])
+                cell.insert(0, takes)
 
 
 REPORT = addresses.address(ROOT)  # where readers report what is wrong; "" for nowhere
