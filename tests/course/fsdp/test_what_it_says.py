@@ -14,6 +14,7 @@ from lib.course.fsdp.cover import IMAGE, without_and_with
 from lib.course.fsdp.exercises import choose
 from lib.course.narrow import WIDTH
 from lib.predict.collectives.formulas import time_of
+from lib.predict.hardware import gpu, link
 from lib.predict.sharded.fsdp_step import fsdp_step, hidden
 from lib.predict.sharded.models import model
 from lib.predict.sharded.prefetch import play_units
@@ -86,7 +87,9 @@ def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
     assert spans[0] == spans[3] < spans[4]
     assert "a very high one (5 or more in the chain above) delays" in text_of(notebook)
-    assert f"1,024 such ranks need {1024 * 2800 / 1e6:.1f} million rows" in text_of(notebook)
+    # A weight takes 2 bytes of the link, and 2 operations for each row.
+    rows_in_16_bits = gpu("H100").peak["bf16"] / link("NVLink4").bandwidth
+    assert f"989 TFLOP/s ÷ 450 GB/s = {round(rows_in_16_bits, -2):,.0f}" in text_of(notebook)
 
 
 def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(notebook):

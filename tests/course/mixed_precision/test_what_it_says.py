@@ -283,9 +283,20 @@ def test_eight_and_four_bits(notebook, text):
     assert [four[name] for name in ("MXFP4", "NVFP4", "NVFP4, stochastic")] == [
         "about 0.2", "about 0.05", "about 0.02"
     ]  # fmt: skip
-    assert "loses much less than MXFP4" in text and "less than half of that is left" in text
+    assert (
+        "loses much less than MXFP4" in text
+        and "stochastically rounded gradients it loses less" in text
+    )
     assert four["NVFP4, stochastic"] == four["MXFP8, floor"]
     assert four["MXFP8, ceil"] == "under 0.01"
+    scale = 100_000 / E4M3.largest
+    one, small = (
+        (torch.tensor([1.0, 0.2]) / scale).to(torch.float8_e4m3fn).float() * scale
+    ).tolist()
+    assert (round(one, 2), small) == (
+        0.87,
+        0,
+    ) and "1 would become 0.87, and what is below 0.2" in text
     late = shown(notebook, "in enumerate(delayed_steps(").splitlines()
     assert [line.split()[3] for line in late[1:]] == ["0%"] * 3 + ["61%"] + ["0%"] * 3
     powers = [math.frexp(E4M3.value(code))[1] for code in range(1, E4M3.largest_code + 1)]

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from statistics import mean
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as pytorchs
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
 
 from lib.course.recomputation import gist, lessons
 from lib.draw import keep
@@ -20,7 +23,7 @@ from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.shape import GPTShape
 from lib.predict.sharded.offload import host_speeds
-from lib.single import next_token_loss
+from lib.single import GPT, Batches, next_token_loss
 from lib.single.recompute import kept_bytes, recompute
 from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
 from tests.every import every as every_one
@@ -60,7 +63,7 @@ def test_the_answers_to_the_controls(text):
     assert f"k = 2 needs {peak(every(34, 2)):.2f} GB" in text
     assert f"k = 1 hardly more, {peak(every(34, 1)):.2f} GB" in text
     assert len(square_root(34)[0]) == 5
-    assert f"chooses k = 5 and needs {peak(square_root(34)):.2f} GB" in text
+    assert f"chooses k = 5, √34 rounded down, and needs {peak(square_root(34)):.2f} GB" in text
     logits = 8192 * lessons.LARGE.vocabulary * 2
     assert f"128,256 · 2 bytes = {logits / 1e9:.1f} GB" in text and 2 * logits > 4e9
     held = 1 + costs[1].inside / costs[1].input
@@ -115,6 +118,29 @@ def test_what_selective_adds_to_the_operations(text):
     both, plain = sum(TABLE_4["both"]), sum(TABLE_4["tensor parallel"])
     assert round(100 * (both / plain - 1)) == 4
     assert f"*both* 4 % ({both:.1f} instead of {plain:.1f} ms, table 4)" in text
+
+
+def test_an_early_stop_leaves_out_the_last_product_of_each_block(text):
+    """Of 72 parts of a step's products 24 run again, or 16: an MLP's second matrix has 8."""
+    shape = GPTShape(width=256, heads=4, layers=6, sequence=32)
+    inputs, targets = Batches(4, shape.sequence)[0]
+    counts = {}
+    for early in (None, True, False):
+        model = GPT(shape)
+        run = nullcontext() if early is None else set_checkpoint_early_stop(early)
+        with FlopCounterMode(display=False) as counter, run:
+            x = inputs
+            for block in model.blocks.values():
+                x = block(x) if early is None else pytorchs(block, x, use_reentrant=False)
+            next_token_loss(x, targets).backward()
+        counts[early] = counter.get_total_flops()
+    library = recompute(GPT(shape), "all")
+    with FlopCounterMode(display=False) as counter:
+        next_token_loss(library(inputs), targets).backward()
+    assert counts[False] == pytest.approx(4 / 3 * counts[None], rel=0.005)
+    assert counts[True] == counter.get_total_flops()
+    assert counts[True] == pytest.approx((1 + 16 / 72) * counts[None], rel=0.005)
+    assert "16/72 = 22 % remain" in text
 
 
 def test_the_selective_checkpoint_of_the_chapter_is_the_librarys(notebook):
