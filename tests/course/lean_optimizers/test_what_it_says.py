@@ -77,7 +77,7 @@ def mean_step(every_k: int, steps: int = 20_000) -> float:
 
 def test_rare_gradients_slow_a_weight_down(text):
     assert mean_step(1) == pytest.approx(1) and mean_step(100) == pytest.approx(0.1, rel=0.05)
-    assert "in every hundredth step a weight moves about a tenth as far" in text
+    assert "so a weight moves about a tenth as far as with one in each step" in text
 
 
 def test_seeds_alone_change_the_loss(notebook, text):
