@@ -102,7 +102,7 @@ def side_by_side(run: Ledger) -> str:
     return "\n".join(lines)
 
 
-# --- a GPT, four ways
+# --- a GPT, three ways
 
 
 batch = partial(plain_gpt.batch, SHAPE, SAMPLES)
