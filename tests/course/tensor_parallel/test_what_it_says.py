@@ -153,7 +153,10 @@ def test_an_all_gather_needs_two_numbers_and_all_reduces_three(world, notebook, 
     assert {row.op for row in rows} == {"all_reduce"} and len(rows) == 2
     numbers = sum(row.bytes for row in rows) // 8 // 24
     assert f"It is {numbers} numbers." in shown(notebook, "def split_loss")
-    assert "sends only all_reduces for it" in text and "An all_gather needs two" in text
+    assert "Megatron-LM sends only all_reduces for it" in text
+    assert "instead gather two numbers" in text
+        "Megatron-LM sends only all_reduces for it" in text and "instead gather two numbers" in text
+    )
 
 
 def logits_are_kept(loss_of):
