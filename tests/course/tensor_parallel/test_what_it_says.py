@@ -155,8 +155,6 @@ def test_an_all_gather_needs_two_numbers_and_all_reduces_three(world, notebook, 
     assert f"It is {numbers} numbers." in shown(notebook, "def split_loss")
     assert "Megatron-LM sends only all_reduces for it" in text
     assert "instead gather two numbers" in text
-        "Megatron-LM sends only all_reduces for it" in text and "instead gather two numbers" in text
-    )
 
 
 def logits_are_kept(loss_of):
