@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lib.course.one_thread import one_thread
@@ -84,11 +85,25 @@ def losses(
 def final_losses(
     change: Callable[[nn.Module], nn.Module] | None = None,
     seeds: Sequence[int] = SEEDS,
+    world=None,
     **options,
 ) -> list[float]:
-    """Return the mean of the last losses of a run from each seed; options are those of `losses`."""
-    runs = [losses(change, seed, **options) for seed in seeds]
+    """Return the mean of the last losses of a run from each seed; options are those of `losses`.
+
+    The seeds are shared out among the ranks of `world`, if given: it has to be on the CPU.
+    """
+    if world is None:
+        runs = [losses(change, seed, **options) for seed in seeds]
+    else:
+        by_rank = world.run(_of_this_rank, change, seeds, options)
+        runs = [by_rank[n % len(by_rank)][n // len(by_rank)] for n in range(len(seeds))]
     return [sum(run[-LAST:]) / len(run[-LAST:]) for run in runs]
+
+
+def _of_this_rank(change, seeds: Sequence[int], options: dict) -> list[list[float]]:
+    """Train every P-th of these seeds, beginning with this rank's."""
+    own = seeds[dist.get_rank() :: dist.get_world_size()]
+    return [losses(change, seed, **options) for seed in own]
 
 
 def nearest(loss: float) -> str:

@@ -52,6 +52,14 @@ def test_without_outliers_eight_bits_learn_as_fp32_does(trained, name):
     assert trained(name) != trained("fp32") and max(trained("fp32")) < 3.2 < losses()[0] - 2
 
 
+def test_seeds_shared_out_over_ranks_are_those_of_one_process(worlds):
+    change = partial(microscaled, format=MXFP8)
+    options = {"seeds": (0, 1, 2), "steps": 5}
+    alone = final_losses(change, **options)
+    assert final_losses(change, world=worlds(2, device="cpu"), **options) == alone
+    assert len(set(alone)) == 3
+
+
 def test_beside_an_outlier_blocks_win_and_one_scale_loses(trained):
     """One channel of 2^20: fp32 and bf16 do not see it, 16 channels share its block."""
     assert max(map(abs, apart(trained("bf16", MILLION), trained("fp32", MILLION)))) < 0.01
