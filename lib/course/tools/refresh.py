@@ -4,9 +4,9 @@ A file changes only if something changes that the tests compare (texts, tables, 
 measured times differ from run to run. They are stored again with the next such change, or when you
 ask for it (`FRESH=1`), so that a refresh that finds no change leaves every file as it was.
 
-A cell that takes 5 seconds or more says so in its metadata, rounded, and JupyterLab and the book show it. It is
-stored when you ask for it (`TIMES=1`), and alone, since times near 5 seconds would make two runs
-differ. Measure on a machine that has nothing else to do.
+A cell that takes 5 seconds or more says so in its metadata, rounded; JupyterLab and the book show
+it. It is stored when you ask for it (`TIMES=1`), and alone, since times near 5 seconds would make
+two runs differ. Measure on a machine that has nothing else to do.
 """
 
 import json
