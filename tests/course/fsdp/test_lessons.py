@@ -269,7 +269,7 @@ def test_a_frozen_unit_is_gathered_twice_and_not_reduced(worlds, what, gathers):
         assert len(calls.where(op="reduce_scatter")) == (2 if what == "unit" else 3)
 
 
-def test_the_chapters_unit_takes_no_frozen_parameter():
+def test_the_hook_of_the_chapters_unit_refuses_a_frozen_parameter():
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     with pytest.raises(RuntimeError, match="doesn't require gradient"):
         frozen.register_post_accumulate_grad_hook(lambda p: None)

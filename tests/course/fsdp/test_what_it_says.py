@@ -249,7 +249,7 @@ def test_the_conventions_in_the_text_are_those_of_the_table(notebook):
 
 
 def test_the_main_path_is_short(notebook):
-    """At most 3,000 words before Going further, without what is folded and without pictures."""
+    """At most 2,900 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(notebook)
     assert 0 < cells <= 45 and 0 < words <= 2900
 
