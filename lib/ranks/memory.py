@@ -65,6 +65,7 @@ class Memory(TorchDispatchMode):
         self.model, self.optimizer = model, optimizer
         self.peak, self.at_peak, self.peak_at = 0, dict.fromkeys(KINDS, 0), ""
         self._alive = dict.fromkeys(KINDS, 0)
+        self._at_peak, self._last = False, (0, 0)  # is it still that moment; the last change
         self.host = self.host_peak = 0  # bytes in the host's memory, where something is offloaded
         self._changes: list[tuple[int, str, int, int, str]] = []
         self._open, self._depth, self._stepping, self._states = False, 0, False, 0
@@ -204,10 +205,14 @@ class Memory(TorchDispatchMode):
         self._alive[kind] += nbytes
         total, now = sum(self._alive.values()), time.monotonic_ns()
         what = self._what() if nbytes > 0 else ""
+        moved = nbytes > 0 and self._last == (number, -nbytes)  # out of one kind and into another
         if total > self.peak:
-            self.peak, self.peak_at = total, what
-        if total == self.peak:  # also when only a kind has changed: the better name
+            self.peak, self.peak_at, self._at_peak = total, what, True
+        elif nbytes > 0 and not moved or nbytes < 0 and self._last[1] < 0:
+            self._at_peak = False  # as many bytes later on are another moment
+        if total == self.peak and self._at_peak:  # also when a kind has changed: the better name
             self.at_peak = dict(self._alive)
+        self._last = (0, 0) if moved else (number, nbytes)
         self._changes.append((now - self._began, kind, self._alive[kind], number, what))
         if recording := this_rank.recording:
             at = recording.now()  # it has one clock, which is the GPU's where there is one

@@ -17,8 +17,8 @@ from lib.ranks.memory import Memory
 from tests.draw.marks import bar, box
 
 
-def change(rank, kind, at, alive, note=""):
-    return Row(rank, "memory", kind, at, at, bytes=alive, note=note)
+def change(rank, kind, at, alive, note="", number=0):
+    return Row(rank, "memory", kind, at, at, bytes=alive, note=note, number=number)
 
 
 def two_ranks():
@@ -98,6 +98,16 @@ def test_the_peak_is_marked_and_named_with_what_made_it():
         "  rank 0: peak 10 bytes (activations 6, parameters 4), made by forward 7",  # what ran
         "  rank 1: peak 5 bytes (activations 3, parameters 2), made by mm in forward",  # its note
     ]
+
+
+def test_a_peak_holds_what_was_alive_in_its_moment():
+    """As many bytes of other kinds later on are another moment; a storage's new name is not."""
+    rows = [change(0, "other", 1.0, 6, number=1), change(0, "parameters", 1.0, 4, number=2)]
+    rows += [change(0, "other", 1.1, 0, number=1), change(0, "gradients", 1.1, 6, number=1)]
+    rows += [change(0, "gradients", 2.0, 0, number=1), change(0, "other", 3.0, 6, number=3)]
+    (found,) = stacks(Ledger(rows), [0], 0.0)
+    assert (found.peak.bytes, found.peak.time) == (10, 1.0)
+    assert found.peak.kinds == {"gradients": 6, "parameters": 4}
 
 
 def test_peaks_are_those_of_play():

@@ -273,6 +273,19 @@ def test_the_peak_names_operation_and_span():
     assert "the peak came with ones in loading" in str(memory)
 
 
+def test_a_peak_holds_what_was_alive_in_its_moment():
+    """As many bytes of another kind later on are another moment."""
+    model = nn.Linear(100, 1, bias=False)
+    with Memory(model) as memory:
+        model.weight.grad = torch.zeros_like(model.weight)
+        assert memory.now["gradients"] == 400  # it is found where it is asked for
+        model.weight.grad = None
+        held = torch.zeros(100)
+        at_peak = memory.at_peak
+    assert memory.peak == 800 and held.sum() == 0
+    assert at_peak == alive(parameters=400, gradients=400)
+
+
 def test_nothing_stays_after_the_block():
     model, optimizer, x, gradient = made("mlp")
     resize = torch.UntypedStorage.resize_

@@ -71,7 +71,12 @@ def stacks(ledger: Ledger, ranks, zero: float, most: int = MOST, kinds=None) -> 
 def _peak(ledger: Ledger, own: Ledger, kinds, time, alive) -> Peak:
     total = alive.sum(1)
     most = int(total.max())
-    first, last = int(total.argmax()), len(total) - 1 - int(total[::-1].argmax())
+    first = last = int(total.argmax())
+    number = own.column("number")
+    # A storage that becomes another kind has two rows: one without it, and one with it again.
+    renamed = (total[2:] == most) & (number[2:] == number[1:-1])
+    while last < len(renamed) and renamed[last]:
+        last += 2
     parts = sorted(zip(alive[last].tolist(), kinds), key=lambda part: -part[0])
     made_by = own[first].note or _running(ledger, own[first].rank, own[first].start)
     return Peak(most, {kind: size for size, kind in parts if size}, float(time[first]), made_by)

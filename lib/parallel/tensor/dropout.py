@@ -13,6 +13,7 @@ tensor would drop the same places on every rank, a mask that repeats itself tp t
   attention, whose fused kernel draws its numbers itself. It costs the drawing of the whole mask.
 * `seed=7`: each rank draws only its part, from a generator of its own that begins with (7, rank).
   The generator that replicated tensors use stays the same on all ranks. This is Megatron's way.
+  A recomputation (lib/single/recompute) repeats these numbers too; PyTorch's checkpoint does not.
 
 Source: Megatron-LM, megatron/core/tensor_parallel/random.py (CudaRNGStatesTracker).
 """
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, softmax
 
 from lib.single.models import causal
+from lib.single.recompute import repeated
 
 PER_RANK = 1_000_003  # more than there are ranks, so that (seed, rank) are different seeds
 
@@ -49,7 +51,7 @@ class SplitNoise:
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self.generators:
             seed = self.seed * PER_RANK + self.rank
-            self.generators[device] = torch.Generator(device).manual_seed(seed)
+            self.generators[device] = repeated(torch.Generator(device).manual_seed(seed))
         return self.generators[device]
 
 

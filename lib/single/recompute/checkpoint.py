@@ -43,7 +43,7 @@ def checkpoint(
     """Return function(*inputs, **keywords), and keep only the inputs for backward.
 
     Tensors among the inputs, also in lists and dicts, get their gradients. With `random`, the
-    second run draws the same random numbers. `keep(operation)` chooses operations, such as
+    second run draws the same random numbers (see `repeated` for generators). `keep(operation)` chooses operations, such as
     torch.ops.aten.mm.default, whose results are kept and not computed again. In backward
     RuntimeError says where the second run differs from the first.
     """

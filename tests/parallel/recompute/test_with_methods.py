@@ -1,5 +1,7 @@
 """Under every method a step with checkpoints gives the gradients of one without, to the bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,8 +23,8 @@ SHAPE = GPTShape(vocabulary=40, sequence=8, width=16, heads=4, layers=4, hidden=
 KEEP = {"nothing": None, "products": only(torch.ops.aten.addmm)}
 
 
-def gpt():
-    return GPT(SHAPE, seed=1).double()
+def gpt(dropout=0.0):
+    return GPT(replace(SHAPE, dropout=dropout), seed=1).double()
 
 
 def batch():
@@ -66,6 +68,13 @@ def tensor(policy, keep):
     return trained(model, model, policy, keep, vocab_parallel_cross_entropy, lambda part: part)
 
 
+def own_masks(policy, keep):
+    """Each rank draws its part of a mask from a generator of its own, made in the first forward."""
+    torch.manual_seed(5)
+    model = tensor_parallel(gpt(dropout=0.2), seed=7)
+    return trained(model, model, policy, keep, vocab_parallel_cross_entropy, lambda part: part)
+
+
 def sequence(policy, keep):
     model = sequence_parallel(gpt())
     return trained(model, model, policy, keep, vocab_parallel_cross_entropy, lambda part: part)
@@ -91,8 +100,8 @@ def of_stages(whole):
 
 
 METHODS = {
-    "DDP": ddp, "FSDP": fsdp, "tensor": tensor, "sequence": sequence, "experts": experts,
-    "pipeline": pipeline,
+    "DDP": ddp, "FSDP": fsdp, "tensor": tensor, "own masks": own_masks, "sequence": sequence,
+    "experts": experts, "pipeline": pipeline,
 }  # fmt: skip
 
 
