@@ -43,9 +43,10 @@ def checkpoint(
     """Return function(*inputs, **keywords), and keep only the inputs for backward.
 
     Tensors among the inputs, also in lists and dicts, get their gradients. With `random`, the
-    second run draws the same random numbers (see `repeated` for generators). `keep(operation)` chooses operations, such as
-    torch.ops.aten.mm.default, whose results are kept and not computed again. In backward
-    RuntimeError says where the second run differs from the first.
+    second run draws the same random numbers, also from every generator given to `repeated`.
+    `keep(operation)` chooses operations, such as torch.ops.aten.mm.default, whose results are kept
+    and not computed again. In backward RuntimeError says where the second run differs from the
+    first.
     """
     if not torch.is_grad_enabled():
         return function(*inputs, **keywords)
