@@ -78,7 +78,7 @@ def test_another_run_lies_over_it_on_the_same_scale():
     assert outline.x == pytest.approx(solid.x)  # both from their first start
     assert outline.w == pytest.approx(6 * solid.w)
     assert picture.summary.endswith("dashed: predicted")
-    assert swatch(picture, "predicted").dash and swatch(picture, "waiting for the last rank").hatch
+    assert swatch(picture, "predicted").dash and swatch(picture, "waiting for others").hatch
 
 
 @pytest.mark.parametrize("span", [0.045, 0.0101, 1.0, 3e-6])

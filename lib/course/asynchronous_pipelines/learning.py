@@ -28,7 +28,7 @@ _SYNCHRONOUS = {
 BY_TIME = {
     "x": ("time (units)", ""),
     "y": ("loss", ""),
-    "caption": "Losses: measured, median of 21 seeds at rate 0.1. Time: predicted by `play`, in "
+    "caption": "Losses: measured, median over the seeds at rate 0.1. Time: predicted by play, in "
     "units of a forward (a backward takes 2, a message 0).",
     "lines_are": "measured",
 }

@@ -32,7 +32,10 @@ SMALL = GPTShape(layers=6, width=32, heads=2, sequence=16)
 FOUR_HEADS = GPTShape(layers=6, width=32, heads=4, sequence=16)  # shared by up to four ranks
 # The rows of two runs on four ranks, one above the other: with flushes and without.
 ROWS = [f"{way} {rank}" for way in ("1F1B", "stream") for rank in range(4)]
-TWO_RUNS = {"rows": ROWS, "caption": "Messages and updates have 8 bytes a number, as in float64."}
+TWO_RUNS = {
+    "rows": ROWS,
+    "caption": "Messages and updates have 8 bytes a number, as in float64. Updates are not drawn.",
+}
 LARGE = GPTShape(layers=6, width=128, heads=4, sequence=64)
 
 

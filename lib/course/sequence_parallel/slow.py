@@ -53,7 +53,7 @@ def recorded(world, tokens: int) -> Ledger:
     """
     factor = 2 * round(WALL / predicted(tokens).makespan / 2)
     stands = Larger(SMALL, LARGE, (1, 1), (OWN, tokens), shared_by=(2,), sizes={2: 2},
-                    name="attention")  # fmt: skip
+                    name="attention on a rank")  # fmt: skip
     before, runs = world.slow_motion, []
     world.slow_motion = SlowMotion("H100", link=LINK, factor=factor, stands_for=stands)
     try:

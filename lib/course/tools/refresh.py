@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lib.course.tools.book import BookError, notebooks
 from lib.course.tools.run import bar, execute
-from lib.course.tools.widgets import VIEW, code, digest, tidy
+from lib.course.tools.widgets import VIEW, code, digest, tidy, untold
 
 KEPT = {"kernelspec", "widgets"}  # the parts of a notebook's metadata that are stored
 OURS = "many_ranks"  # the part of a cell's metadata that is ours
@@ -102,7 +102,8 @@ def refresh(path: Path, *, fresh: bool = False, seconds: bool = False) -> str:
     text = stored(old if seconds else new)
     if text == before:
         return "as it was"
-    if not (fresh or seconds) and compared(old) == compared(nbformat.reads(text, as_version=4)):
+    same = compared(old) == compared(nbformat.reads(text, as_version=4)) and not untold(old)
+    if same and not (fresh or seconds):
         return "as it was (FRESH=1 stores its pictures anew)"
     path.write_text(text, encoding="utf-8", newline="\n")
     return "stored"

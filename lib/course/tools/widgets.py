@@ -3,6 +3,7 @@
 JupyterLab (trusted, without a kernel) and the book restore a picture from this state alone.
 """
 
+import ast
 import hashlib
 import json
 import re
@@ -176,3 +177,32 @@ def _renamed(value, names: dict[str, str]):
         return [_renamed(part, names) for part in value]
     target = _target(value)
     return POINTER + names[target] if target in names else value
+
+
+def untold(notebook) -> list[tuple[str, str]]:
+    """Return (cell, text) for what code above a living picture says and its output does not.
+
+    Such a picture was stored by other code: captions and questions are texts of more than 20
+    characters, and a text with braces is filled in first, so it is not looked for.
+    """
+    models, missing = states(notebook), []
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        views = [out["data"][VIEW]["model_id"] for out in outputs if VIEW in out.get("data", {})]
+        if views and not cell.source.startswith("%%"):
+            told = json.dumps(outputs) + "".join(_data(models[view]) for view in views)
+            quoted = [(text, json.dumps(text)[1:-1]) for text in _sentences(cell.source)]
+            missing += [(cell.id, text) for text, inside in quoted if inside not in told]
+    return missing
+
+
+def _data(model: dict) -> str:
+    """Return the data of a picture as JSON, with every letter beyond ASCII escaped."""
+    data = model["state"]["data"]
+    return json.dumps(json.loads(inflated(data["packed"])) if "packed" in data else data)
+
+
+def _sentences(source: str) -> list[str]:
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    texts = [node.value.strip() for node in nodes if isinstance(node.value, str)]
+    return [text for text in texts if len(text) > 20 and " " in text and "{" not in text]

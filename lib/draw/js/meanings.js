@@ -10,7 +10,7 @@ const MEANINGS = {
   "step": "the optimizer changes the weights",
   "optimizer": "its step, which changes the weights; in memory, what it keeps between steps",
   "not computing": "the rank computes nothing: it waits or communicates",
-  "waiting for the last rank": "a collective moves no data before all of its ranks have called it",
+  "waiting for others": "no data move before all ranks that take part have called the operation",
   "message": "one rank sends a tensor to one other",
   "all_reduce": "every rank gets the sum (or the maximum, …) of all ranks' tensors",
   "reduce": "one rank gets the sum (or the maximum, …) of all ranks' tensors",

@@ -180,7 +180,7 @@ function keysOfTimeline({ runs, shown, memory, levels }, state, waits) {
     .map(([name, shade]) => [[...shown.get(name)].sort().join(", "), shade, false]);
   keys.push(...levelKeys(levels.reduce((a, b) => Math.max(a, b), 0)));
   if (state.bubble) keys.push(["not computing", style.grid, false]);
-  if (waits) keys.push(["waiting for the last rank", null, true]);
+  if (waits) keys.push(["waiting for others", null, true]);
   for (const run of runs.slice(1)) keys.push([run.source, null, false]);
   for (const kind of memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
   return keys;
@@ -300,5 +300,6 @@ function barText(op, microbatch, width) {
   const number = microbatch >= 0 ? String(microbatch) : "";
   const whole = op + (op.length > 1 && number ? " " : "") + number;
   const full = op === "compute" && !number ? "" : whole;
-  return [full, number].find((text) => width > text.length * style.letter + 4) || "";
+  const broad = (text) => text.length + 0.7 * (text.match(/[mw]/gi) || []).length; // in letters
+  return [full, number].find((text) => width > broad(text) * style.letter + 4) || "";
 }

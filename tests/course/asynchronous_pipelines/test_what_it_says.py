@@ -71,6 +71,7 @@ def test_what_streams_take_beside_zero_bubble_schedules(cells):
         "ZB-H1, m = 4    120   200   280      4",
         "ZB-V, m = 8    97.5   166   254      4",
         "ZB-H2, m = 8     99   120   168      7",
+        "ZB-H2, m = 32    99   102   114      7",
         "stream          105   157   209      4",
         "deeper stream   105   111   130      7",
     ]
@@ -78,7 +79,7 @@ def test_what_streams_take_beside_zero_bubble_schedules(cells):
     for words in (
         "takes 97.5 units",
         "ZB-H1 takes 120 units, and the stream 105",
-        "130 against 168",
+        "takes 130 units, and ZB-H2 168 with m = 8, but 114 with m = 32",
     ):
         assert words in text
 

@@ -295,7 +295,7 @@ def test_the_main_path_is_short(notebook):
 
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
     opening = notebook.cells[0].source
-    said = re.search(r"main path takes (\d+) minutes; .* this page takes (\d+)\.", opening)
+    said = re.search(r"main path takes (\d+) minutes; .* this introduction takes (\d+)\.", opening)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     minutes = dict(re.findall(r"^## (.+) \((\d+) min\)$", prose, re.M))
     exercises = {name: int(n) for name, n in minutes.items() if name.startswith("Exercise")}

@@ -83,7 +83,7 @@ def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     exposed = {n: 1 - hidden(fsdp_step(lessons.LARGE, [n] * 4, speeds), speeds)
                for n in (2600, 2800, 3600)}  # fmt: skip
     assert exposed[2800] == pytest.approx(exposed[3600]) == pytest.approx(2 / 16)
-    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 rows a rank" in text_of(notebook)
+    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 a rank" in text_of(notebook)
     spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
     assert spans[0] == spans[3] < spans[4]
     assert "a very high one (5 or more in the chain above) delays" in text_of(notebook)
@@ -108,9 +108,9 @@ def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(noteb
     updates = sum(row.seconds for row in list(step.where(rank=0, lane="compute"))[-8:])
     assert ends[True, 1] == pytest.approx(step.makespan - updates, abs=1e-6)
     assert lessons.until_update(step) == pytest.approx(step.makespan - updates)
-    assert f"the step takes {1e3 * ends[True, 1]:.2f} ms" in text_of(notebook)
+    assert f"last reduce_scatter: {1e3 * ends[True, 1]:.2f} ms" in text_of(notebook)
     without = fsdp_step(lessons.LARGE, [lessons.ROWS] * 4, speeds, prefetch=0)
-    assert f"the step takes {1e3 * lessons.until_update(without):.2f} ms" in text_of(notebook)
+    assert f"(dark): {1e3 * lessons.until_update(without):.2f} ms" in text_of(notebook)
     assert f"{1e3 * ends[True, 1]:.2f} ms\n2 " in shown(notebook, "coarse.reveal")
     assert ends[True, 1] == ends[True, 2] == ends[True, 4] < ends[True, 5]
     peaks = [round(played[kind, 1].peak / 1e6) for kind in (True, False)]

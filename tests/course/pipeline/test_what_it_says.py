@@ -38,7 +38,7 @@ def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12), (4, 3)])
 def test_the_rules_of_zb_h1_and_zb_h2_are_those_of_the_text(p, m):
     assert "does 2(p − 1 − r) forwards before forward and I alternate" in TEXT
-    assert "On rank r each W comes r Is after its own I" in TEXT
+    assert "Rank r postpones each W by r Is" in TEXT
     assert "and each W comes 2r Is after its own I" in TEXT
     assert "rank 0 does W0 right after I0, rank 3 only after I3" in TEXT
     for rank, (h1, h2) in enumerate(zip(rules.zb_h1(p, m), rules.zb_h2(p, m))):

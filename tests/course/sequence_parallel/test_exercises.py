@@ -262,7 +262,8 @@ def test_the_folded_products_are_the_bytes_that_the_methods_send(notebook):
 def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
     text, layer = prose(notebook), lessons.kept_by_a_layer()
     inputs = 4096 * 2 * 2**20
-    assert f"2²⁰ = {inputs / 1e9:.1f} GB. But 32 of these are {32 * inputs / 1e9:.0f} GB" in text
+    assert f"2²⁰ = {inputs / 1e9:.1f} GB. But 31 of these are {31 * inputs / 1e9:.0f} GB" in text
+    assert f"together {(31 * inputs + layer) / 1e9:.0f} GB" in text
     assert f"32 layers need {32 * layer / 1e12:.1f} TB" in text and 32 * layer > 50 * 80e9
     unrotated, result_again = 4096 + 1024, 4096
     kept = {method: lessons.kept_by_a_layer(lessons.memory.activations, method=method, ranks=8)
@@ -285,7 +286,7 @@ def test_from_how_many_tokens_on_backward_hides_its_messages(notebook):
     peak = float(hardware.gpu("H100").peak["bf16"].value)
     bandwidth = float(hardware.link("InfiniBand NDR").bandwidth)
     forward = tokens_to_hide(peak, bandwidth, key_share=1 / 4, causal=True)
-    words = f"so it needs {round(forward * 2 / 2.5, -2):,.0f}."
+    words = f"so {round(forward * 2 / 2.5, -2):,.0f} tokens suffice."
     assert words in prose(notebook) and round(forward, -3) == 10_000
 
 

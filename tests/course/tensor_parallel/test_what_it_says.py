@@ -44,7 +44,7 @@ def test_a_ranks_peak_is_the_share_of_the_plain_one_that_the_text_says(world, no
     """The cell prints rounded MB; here are the bytes."""
     plain = lessons.peak(SHAPE, lambda model: model)
     ours = max(world.run(lessons.peak, SHAPE, tensor_parallel))
-    assert f"A rank's peak is {100 * ours / plain:.0f} % of the plain model's" in text
+    assert f"Our peak is {100 * ours / plain:.0f} % of the plain model's" in text
     printed = re.findall(r"peak: ([\d.]+) MB", shown(notebook, "lessons.StepOf"))
     assert printed[:2] == [f"{nbytes / 1e6:.2f}" for nbytes in (plain, ours)]
 
