@@ -93,6 +93,12 @@ def changed(path):
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
+# The sign that JupyterLab draws above a stored widget once there is a kernel, for each picture.
+BROKEN = """() => [...document.querySelectorAll(".jupyter-widgets-disconnected")]
+    .filter((node) => node.querySelector("figure.mrom"))
+    .map((node) => getComputedStyle(node, "::before").content)"""
+
+
 @pytest.mark.parametrize("trust", [False, True], ids=["untrusted", "trusted"])
 def test_looking_at_a_stored_chapter_leaves_its_file_as_it_was(course, show, trust):
     """Case 30: the tab was dirty at once, and a save dropped the state of every picture."""
@@ -124,6 +130,7 @@ def test_what_ran_and_what_did_not_is_stored(lab, opened, folder):
     before = nbformat.read(path, as_version=4)
     lab.pictures(page)
     lab.run_cell(page, "probe")
+    assert set(page.evaluate(BROKEN)) == {"none"}, "a living picture looks as if it were broken"
     save(page)
     after = nbformat.read(path, as_version=4)
     kept = 0

@@ -60,9 +60,13 @@ def _anchor(node: nodes.Node) -> str:
 
 
 def _line(node: nodes.Element) -> str:
-    """Return the text of `node` in one line; a formula with commands in it is a dash."""
+    """Return the text of `node` in one line; a formula with commands in it is a dash.
+
+    HTML that stands in a text, such as a link of the glossary, is no text.
+    """
     parts = [
         "–" if isinstance(text.parent, nodes.math) and "\\" in text else str(text)
         for text in node.findall(nodes.Text)
+        if not isinstance(text.parent, nodes.raw)
     ]
     return " ".join("".join(parts).split())

@@ -48,6 +48,16 @@ def test_a_section_has_its_own_text_and_nothing_that_is_folded_away():
         ]  # fmt: skip
 
 
+def test_html_inside_a_sentence_is_no_text():
+    """The glossary's links once stood in the results of a search as they are written."""
+    role = ".. role:: html(raw)\n   :format: html\n\n"
+    page = role + 'Words\n=====\n\nSee :html:`<a href="x">` chapter 1.\n'
+    document = publish_doctree(
+        page, settings_overrides={"doctitle_xform": False, "raw_enabled": True}
+    )
+    assert sections.sections(document) == [["words", "Words", "See chapter 1."]]
+
+
 def test_a_definition_with_an_anchor_is_a_section_of_its_own():
     """Else the two lists of the glossary would be the first results of every search."""
     page = "Words\n=====\n\nFirst.\n\n_`rank`\n   A process.\n\nplain\n   Stays.\n"
