@@ -83,7 +83,7 @@ def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     exposed = {n: 1 - hidden(fsdp_step(lessons.LARGE, [n] * 4, speeds), speeds)
                for n in (2600, 2800, 3600)}  # fmt: skip
     assert exposed[2800] == pytest.approx(exposed[3600]) == pytest.approx(2 / 16)
-    assert exposed[2600] > 1.1 * 2 / 16 and "2,800 a rank" in text_of(notebook)
+    assert exposed[2600] > 1.1 * 2 / 16 and "4,096 = 2,800" in text_of(notebook)
     spans = [fsdp_step(lessons.LARGE, [rows] * 4, speeds, prefetch=n).makespan for n in range(1, 6)]
     assert spans[0] == spans[3] < spans[4]
     assert "a very high one (5 or more in the chain above) delays" in text_of(notebook)
