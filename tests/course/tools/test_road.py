@@ -192,7 +192,8 @@ BEGINS = ("begins", "ends")
 
 
 def test_a_step_that_fails_beside_another_fails_the_run(monkeypatch, capfd):
-    good, bad = [sys.executable, "-c", "pass"], [sys.executable, "-c", "raise SystemExit(1)"]
+    bad = [sys.executable, "-c", "raise SystemExit(1)"]
+    good = [sys.executable, "-c", "import time; time.sleep(2)"]  # so that the other has failed
     never = [sys.executable, "-c", "print('came too far')"]
     monkeypatch.setattr(steps, "STEPS", {"one": [good], "two": [bad], "three": [never]})
     monkeypatch.setattr(steps, "BESIDE", {"one": ["two", "three"]})
