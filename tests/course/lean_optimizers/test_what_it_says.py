@@ -223,7 +223,7 @@ def test_what_optimizers_send(notebook, text):
     assert printed.count("equal") == 7 and "refused" not in printed
     printed = shown(notebook, '["muon, gather", "muon, owners"]')
     assert printed.count("equal") == 4 + 10 and printed.count("refused") == 2
-    assert "its 16 bytes are flags of 16 parameters" in text
+    assert "its 16 bytes are those flags" in text and "1,792 numbers and 16 flags" in text
     assert sum(p.requires_grad for p in sharded.gpt().parameters()) == 16
     assert sum(call.bytes for call in of_adafactor([((256, 64), 0)], 2)[1:]) == 4 * (64 + 2)
     assert "other" not in printed
