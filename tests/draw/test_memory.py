@@ -110,6 +110,14 @@ def test_a_peak_holds_what_was_alive_in_its_moment():
     assert found.peak.kinds == {"gradients": 6, "parameters": 4}
 
 
+def test_a_predicted_peak_is_the_first_of_as_many_bytes():
+    """Predicted rows name no storage, so one that ends and one that begins are no new name."""
+    rows = [change(0, "activations", 1.0, 6, number=-1)]
+    rows += [change(0, "activations", 2.0, 0, number=-1), change(0, "gradients", 3.0, 6, number=-1)]
+    (found,) = stacks(Ledger(rows), [0], 0.0)
+    assert (found.peak.time, found.peak.kinds) == (1.0, {"activations": 6})
+
+
 def test_peaks_are_those_of_play():
     run = play(one_f_one_b(4, 8), Costs(1.0, 1.0, 1.0, activation=1000))
     found = stacks(run.ledger, range(4), 0.0)

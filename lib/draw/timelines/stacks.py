@@ -74,7 +74,8 @@ def _peak(ledger: Ledger, own: Ledger, kinds, time, alive) -> Peak:
     first = last = int(total.argmax())
     number = own.column("number")
     # A storage that becomes another kind has two rows: one without it, and one with it again.
-    renamed = (total[2:] == most) & (number[2:] == number[1:-1])
+    # Predicted rows name no storage: their number is -1.
+    renamed = (total[2:] == most) & (number[2:] == number[1:-1]) & (number[2:] >= 0)
     while last < len(renamed) and renamed[last]:
         last += 2
     parts = sorted(zip(alive[last].tolist(), kinds), key=lambda part: -part[0])
