@@ -151,3 +151,21 @@ def test_the_page_is_readable_everywhere(solved, width, dark):
     said = complaints(page, PAGE)
     page.screenshot(path=SCREENSHOTS / f"course-{width}-{'dark' if dark else 'light'}.png")
     assert not said, said
+
+
+def test_its_tab_is_there_when_one_comes_back(desk):
+    """Beside the chapter that the address names."""
+    lab, _ = desk
+    page = lab.first_page(width=1200)
+    page.wait_for_selector(f"{PAGE} h1")
+    page.locator(f"{PAGE} h3 a").nth(1).press("Enter")
+    ready = "(path) => jupyterapp.shell.currentWidget?.context?.path === path"
+    path = f"my-chapters/{SHOWN[1].name}.ipynb"
+    page.wait_for_function(ready, arg=path)
+    saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
+    page.wait_for_function(f"async () => (await ({saved})()).includes('notebook:{path}')")
+    page.goto(f"{lab.address}/lab/tree/{path}")
+    page.wait_for_function(ready, arg=path)
+    page.locator(".lm-TabBar-tab").get_by_text("The course", exact=True).click()
+    page.locator(f"{PAGE} h1").wait_for()
+    page.context.close()

@@ -75,7 +75,7 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     page.evaluate("() => jupyterapp.shell.collapseLeft()")
     for dark in (False, True):
         lab.turn(page, dark=dark)
-        said = complaints(page, ".mr-exercise")
+        said = complaints(page, ".mr-bar")
         assert not said, said
         for width in (360, 640, 1200):
             page.set_viewport_size({"width": width, "height": 900})
@@ -86,4 +86,39 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
     after = nbformat.read(path, as_version=4)
     assert [cell.source for cell in after.cells] == SOURCES
-    assert "mr-exercise" not in path.read_text() and "Hint 1" not in path.read_text()
+    assert "mr-bar" not in path.read_text() and "Hint 1" not in path.read_text()
+
+
+DEFINED = """if True:
+    (first, second), *rest = (1, 2), 3"""
+
+
+def test_a_cell_that_misses_a_name_of_a_cell_above_says_so(lab, folder):
+    """As after a restart; what no cell defines is a slip, of which Python's own message tells."""
+    path = folder / "restarted.ipynb"
+    sources = [DEFINED, "second + 1", "secnd + 1"]
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
+    page = lab.open(path.stem)
+    run = """async (place) => {
+        jupyterapp.shell.currentWidget.content.activeCellIndex = place;
+        await jupyterapp.commands.execute("notebook:run-cell");
+    }"""
+    bar = page.get_by_role("group", name="A name is missing")
+    page.evaluate(run, 2)
+    page.locator(".jp-Cell").nth(2).get_by_text("NameError").first.wait_for()
+    page.evaluate(run, 1)
+    bar.get_by_text("A cell above defines second, and this kernel has not run it yet.").wait_for()
+    assert bar.count() == 1
+    assert not complaints(page, ".mr-bar")
+    page.evaluate("() => jupyterapp.shell.collapseLeft()")
+    for width in (360, 640, 1200):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.screenshot(path=SCREENSHOTS / f"missing-name-{width}.png")
+    bar.get_by_role("button", name="Run the cells above, then this one").click()
+    page.locator(".jp-Cell").nth(1).get_by_text("3", exact=True).wait_for()
+    bar.wait_for(state="detached")
+    assert page.evaluate(COUNTS) == [3, 4, 1]
+    page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    assert "mr-bar" not in path.read_text()
+    page.context.close()

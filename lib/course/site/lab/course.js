@@ -4,6 +4,7 @@
 
 {
   const COMMAND = "many-ranks:course";
+  const NAMESPACE = "many-ranks-course"; // JupyterLab looks only for what is before a colon
   const LABEL = "Many Ranks: The course";
   const ABOUT = "You write plain PyTorch in a cell and run it on real ranks; every operation, " +
     "wait and byte becomes visible. Your own copy of each chapter keeps what you do.";
@@ -25,7 +26,7 @@
     const { ILayoutRestorer } = application;
 
     function activate(app, palette, launcher, menu, restorer) {
-      const tracker = new WidgetTracker({ namespace: COMMAND });
+      const tracker = new WidgetTracker({ namespace: NAMESPACE });
       const report = (error) => void Notification.error(String(error.message ?? error));
       const ask = () => manyRanksAsk(shared, app, "course");
       const make = () => tab(new Widget(), ask, (path) => open(app, path).catch(report), report);

@@ -6,26 +6,6 @@
 {
   const IMPORT = /^from (lib\.course\.\w+\.exercises) import (?:\(([^)]*)\)|(.*))$/gm;
   const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
-  const STYLE = `
-.mr-exercise { display: flex; flex-wrap: wrap; align-items: center; gap: 6px 8px;
-  margin: 4px 0 2px calc(var(--jp-cell-prompt-width, 64px) + var(--jp-cell-collapser-width, 8px));
-  padding: 2px 8px; color: var(--jp-ui-font-color1); font-family: var(--jp-ui-font-family);
-  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.5; }
-.mr-exercise button { font: inherit; color: inherit; min-height: 24px; padding: 1px 12px;
-  cursor: pointer; background: var(--jp-layout-color2); border-radius: var(--jp-border-radius, 2px);
-  border: 1px solid var(--jp-ui-font-color2); }
-.mr-exercise button:hover { background: var(--jp-layout-color3); }
-.mr-exercise button:focus-visible { outline: 2px solid var(--jp-brand-color1);
-  outline-offset: 2px; }
-.mr-exercise button[aria-disabled="true"] { border-style: dashed; cursor: default; }
-.mr-exercise-solved { font-weight: 600; }
-.mr-exercise-said, .mr-exercise ol { flex-basis: 100%; margin: 0; }
-.mr-exercise ol { padding: 0; list-style: none; }
-.mr-exercise li { margin-top: 4px; max-width: 42em; }
-.mr-exercise code { font-family: var(--jp-code-font-family); font-size: 0.95em; }
-.mr-exercise :empty:not(button) { display: none; }
-@media only screen and (width <= 760px) { /* where JupyterLab puts the prompt above a cell */
-  .mr-exercise { margin-left: var(--jp-cell-collapser-width, 8px); padding: 2px 6px; } }`;
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -37,9 +17,6 @@
   };
 
   function activate(app) {
-    const style = document.createElement("style");
-    style.textContent = STYLE;
-    document.head.append(style);
     app.docRegistry.addWidgetExtension("Notebook", {
       createNew: (panel, context) => void attend(app, panel, context).catch(console.warn),
     });
@@ -71,8 +48,7 @@
     return answer.ok ? ((await answer.json()).solved ?? []) : [];
   }
 
-  const sourceOf = (cell) => cell.model.sharedModel.getSource();
-  const codeCells = (panel) => panel.content.widgets.filter(({ model }) => model.type === "code");
+  const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
 
   function renewBars(panel, bars, remembered) {
     const cells = codeCells(panel), sources = cells.map(sourceOf);
@@ -114,34 +90,20 @@
   class Bar {
     constructor(panel, cell, module, name) {
       Object.assign(this, { panel, cell, module, name, isBusy: false });
-      const make = (tag, label, act) => {
-        const node = document.createElement(tag);
-        if (label) node.textContent = label;
-        if (act) Object.assign(node, { type: "button", onclick: () => this.act(act) });
-        return node;
-      };
-      this.check = make("button", "Check", () => this.runChecked());
-      this.hint = make("button", "Hint", () => this.askHint());
+      const button = (label, work) => make("button", label, () => this.act(work));
+      this.check = button("Check", () => this.runChecked());
+      this.hint = button("Hint", () => this.askHint());
       this.mark = make("span");
-      this.mark.className = "mr-exercise-solved";
+      this.mark.className = "mr-bar-solved";
       this.said = make("div");
-      this.said.className = "mr-exercise-said";
+      this.said.className = "mr-bar-said";
       this.said.setAttribute("role", "status");
-      this.above = make("button", "Run the cells above, then check", () => this.runAbove());
+      this.above = button("Run the cells above, then check", () => this.runAbove());
       this.above.hidden = true;
       this.hints = make("ol");
       this.hints.setAttribute("aria-live", "polite");
-      this.widget = new jupyter.Widget();
-      const { node } = this.widget;
-      node.className = "mr-exercise";
-      node.setAttribute("role", "group");
-      node.setAttribute("aria-label", `Exercise ${name}`);
-      node.setAttribute("data-lm-suppress-shortcuts", "true"); // keys here edit no cell
-      for (const type of ["keydown", "dblclick"]) {
-        node.addEventListener(type, (event) => event.stopPropagation());
-      }
-      node.append(this.check, this.hint, this.mark, this.said, this.above, this.hints);
-      void cell.ready.then(() => manyRanksAboveOutput(cell, this.widget));
+      const parts = [this.check, this.hint, this.mark, this.said, this.above, this.hints];
+      this.widget = manyRanksBars.add(jupyter.Widget, cell, `Exercise ${name}`, parts);
     }
 
     dispose() {
@@ -238,22 +200,12 @@
         return;
       }
       this.say("");
-      await this.run(cells);
-    }
-
-    run(cells) {
-      const { content, sessionContext } = this.panel;
-      return jupyter.NotebookActions.runCells(content, cells, sessionContext);
+      await runCells(jupyter.NotebookActions, this.panel, cells);
     }
 
     async runAbove() {
-      const { sessionContext } = this.panel;
       this.say("The cells above run…");
-      if (!this.kernel) {
-        await sessionContext.changeKernel({ name: sessionContext.kernelPreference.name });
-      }
-      const cells = codeCells(this.panel);
-      const isDone = await this.run(cells.slice(0, cells.indexOf(this.cell)));
+      const isDone = await runAbove(jupyter.NotebookActions, this.panel, this.cell);
       this.say(isDone ? "" : "A cell above has failed: see what it says.");
       if (isDone) await this.runChecked();
     }
@@ -266,13 +218,4 @@
       this.setBusy(this.isBusy);
     }
   }
-
-  // Text whose parts between backticks are code.
-  const rich = (text) =>
-    text.split("`").map((part, number) => {
-      if (number % 2 === 0) return document.createTextNode(part);
-      const code = document.createElement("code");
-      code.textContent = part;
-      return code;
-    });
 }

@@ -1,8 +1,9 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
 // pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
 // places.js (where the reader is in them), course.js (the first page), asking.js (the server),
-// seconds.js (what takes long says so), exercises.js (buttons below an exercise), progress.js (what
-// is told of a long call), and definitions.js and glossary.js (marked words).
+// seconds.js (what takes long says so), bars.js (buttons in a cell), exercises.js (those of an
+// exercise), missing.js (those of a cell that misses a name), progress.js (what is told of a long
+// call), and definitions.js and glossary.js (marked words).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -84,11 +85,12 @@
   function load(name) {
     const loader = document.createElement("script");
     loader.src = new URL(name, here);
+    loader.async = false; // in the order of `names`: each uses what those before it made
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
   const names = ["pictures", "saving", "asking", "copies", "places", "course"];
-  names.push("seconds", "exercises", "progress", "definitions", "glossary");
+  names.push("seconds", "bars", "exercises", "missing", "progress", "definitions", "glossary");
   const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
   const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
   sheet.href = new URL("course.css", here);
@@ -97,8 +99,8 @@
   (window._JUPYTERLAB ??= {})["many-ranks"] = {
     init: (scope) => (shelf = scope) && loaded,
     async get() {
-      const others = [manyRanksCopies, manyRanksCourse, manyRanksExercises, manyRanksGlossary];
-      const made = others.map((plugin) => plugin(shared));
+      const others = [manyRanksCopies, manyRanksCourse, manyRanksExercises, manyRanksMissing];
+      const made = [...others, manyRanksGlossary].map((plugin) => plugin(shared));
       const plugins = [extension, ...(await Promise.all(made))];
       return () => plugins;
     },
