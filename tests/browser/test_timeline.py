@@ -116,6 +116,19 @@ def test_zoom_by_keys_and_buttons(bench_page):
     assert seen.state["from"] == pytest.approx((whole - whole / 1.6) / 2 + whole / 1.6 / 4)
     seen.press("0")
     assert (seen.state["from"], seen.state["to"]) == (0, whole)
+    seen.press("End")  # the last bar
+    x = next(m["x"] + m["w"] / 2 for m in [seen.ask("p => p.chosen")])
+    seen.press("+")
+    now = seen.ask("p => p.chosen")
+    assert now["x"] + now["w"] / 2 == pytest.approx(x, abs=0.5), "the bar stays where it was"
+    seen.press("0")
+    seen.press("Escape")
+    seen.ask("(p, at) => p.set({ at })", whole / 10)
+    seen.control("Zoom in").click()
+    seen.settle()
+    assert seen.state["from"] == pytest.approx(whole / 10 * (1 - 1 / 1.6)), "the head stays"
+    seen.ask("p => p.set({ at: 0 })")
+    seen.press("0")
     seen.control("Zoom in").click()
     seen.settle()
     assert seen.state["to"] - seen.state["from"] == pytest.approx(whole / 1.6)

@@ -98,6 +98,8 @@ def test_the_menu_closes_by_escape_and_by_a_press_elsewhere(bench_page):
     for target in menu.locator("summary, button").all():
         size = target.bounding_box()
         assert size["height"] >= 24 and size["width"] >= 24
+    seen.node.get_by_text("In words", exact=True).click()
+    assert menu.get_attribute("open") is not None, "the two are open beside one another"
     seen.canvas.click(position={"x": 300, "y": 30})
     assert menu.get_attribute("open") is None
 
@@ -124,11 +126,25 @@ def test_a_picture_fills_the_screen(bench_page, has_way):
     seen.node.get_by_role("button", name="Full screen").click()
     leave = seen.node.get_by_role("button", name="Leave full screen")
     leave.wait_for()
-    seen.page.wait_for_function("document.querySelector('figure.mrom').picture.width > 1600")
+    seen.page.wait_for_function("document.querySelector('figure.mrom').picture.scale > 1")
     assert seen.page.evaluate("Boolean(document.fullscreenElement)") == has_way
+    seen.settle()
+    figure, scale = seen.node.bounding_box(), seen.ask("p => p.scale")
+    stage = seen.node.locator(".mrom-stage").bounding_box()
+    assert stage["width"] > 0.95 * figure["width"] and stage["height"] > 0.45 * figure["height"]
+    assert seen.node.evaluate("(figure) => figure.scrollHeight <= figure.clientHeight")
+    bar = box(seen, "rank 1: all_reduce")
+    at = {name: scale * value for name, value in seen.place(bar).items()}
+    seen.canvas.hover(position=at)
+    seen.settle()
+    assert seen.tip == bar["about"], "a place on the screen is another one on the picture"
+    tip = seen.node.locator(".mrom-tip").bounding_box()
+    assert abs(tip["y"] - stage["y"] - at["y"]) < 30 and tip["x"] < stage["x"] + at["x"] + 20
+    seen.screenshot(f"full-{has_way}")
     if has_way:
         leave.click()
     else:
+        seen.canvas.press("Escape")  # the tooltip first
         seen.canvas.press("Escape")
     seen.page.wait_for_function("document.querySelector('figure.mrom').picture.width === 640")
     assert not seen.page.evaluate("document.fullscreenElement")
@@ -288,6 +304,22 @@ def test_two_fingers_zoom_and_one_moves_what_is_zoomed(fingers, which):
     seen.control("Show the whole time").tap()
     seen.settle()
     assert (seen.state["from"], seen.state["to"]) == (0, whole)
+
+
+def test_what_scrolls_the_page_or_zooms_leaves_the_play_head(fingers):
+    """The browser takes the finger over, or a second one comes: neither is a tap."""
+    seen, touch = fingers(PHONE["timeline"]())
+    seen.canvas.tap(position={"x": 150, "y": 20})
+    seen.settle()
+    at = seen.state["at"]
+    assert at > 0
+    touch("Start", (220, 20))
+    touch("Cancel")
+    touch("Start", (220, 20))
+    touch("Start", (220, 20), (260, 20))
+    touch("Move", (215, 20), (265, 20))
+    touch("End")
+    assert seen.state["at"] == at
 
 
 @pytest.mark.parametrize("which", PHONE)

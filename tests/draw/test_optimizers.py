@@ -85,7 +85,9 @@ def test_what_fits_is_said_in_words():
         **few
     )
     assert "in bf16 fits with every optimizer on one device" in words(precision="bf16", **few)
-    assert "in fp32 fits with no optimizer on" in words("Llama 3 70B", precision="fp32", **few)
+    assert "in fp32 fits with none of these optimizers on" in words(
+        "Llama 3 70B", precision="fp32", **few
+    )
     assert "adamw 64.2 GB, 8 B each" in words(**few)
 
 

@@ -10,12 +10,13 @@
 //     sentence above the picture, the caption says below it what its numbers are
 //   status(state, laid) -> the text below the picture, where it is more than laid.status
 //   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
-//   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) and end -> changes}
+//   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) -> changes, and
+//     end(at, state, laid, isCancelled) -> changes: cancelled where fingers scroll or zoom instead}
 //   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
 //   numbers(state, laid) -> rows of cells, the first one the header: what "Copy the numbers" copies
 //     where it is more than what the marks tell; files: [[label, ending, () => text]], to be saved
-//   begin(set), end(): for what changes outside of the picture
+//   begin(set, figure), end(): for what changes outside of the picture
 //   printed: what stands below it on paper, where no button can be pressed
 //   isBelow: the controls stand below it; isText: it is words already.
 import { buildControl, element } from "./controls.js";
@@ -25,7 +26,8 @@ import { connectKeys, connectPointer, followTip, outlineOf } from "./pointer.js"
 import { addStylesheet, PADDING } from "./stylesheet.js";
 import { isFullScreen, makeTools } from "./tools.js";
 
-const WIDEST = 1200; // px
+const WIDEST = 1200, NARROWEST = 480; // px
+const SCALES = [3, 2.75, 2.5, 2.25, 2, 1.75, 1.5, 1.25]; // on a full screen
 
 // Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; `madeBy`
 // is the file of the library that makes its data. Returns what ends it.
@@ -77,6 +79,7 @@ function draw(figure, shape, model, before) {
     chosen: null, // the mark that the keyboard is at
     pointed: null, // what the tooltip follows: a place, or "key" for that mark
     width: 0,
+    scale: 1, // pixels of the page for one of the layout: more on a full screen
     isStale: true, // whether the layout has to be made again
     request: 0, // of the next frame, while one is awaited
     took: { layout: 0, paint: 0 }, // milliseconds
@@ -92,7 +95,7 @@ function draw(figure, shape, model, before) {
   const noKeys = connectKeys(view);
   const noResize = onResize(view), noTheme = onTheme(() => renew(view));
   figure.picture = view;
-  shape.begin?.(view.set);
+  shape.begin?.(view.set, figure);
   return () => {
     cancelAnimationFrame(view.request);
     noResize();
@@ -148,14 +151,15 @@ function renew(view) {
 }
 
 function redraw(view) {
-  const { shape, state, width, nodes, took } = view, dark = isDark(), start = performance.now();
+  const { shape, state, width, scale, nodes, took } = view, dark = isDark();
+  const start = performance.now();
   view.request = 0;
   if (view.isStale) {
     view.figure.classList.toggle("mrom-dark", dark);
     view.laid = shape.layout(state, width);
     took.layout = performance.now() - start;
     const { marks, height, clip } = view.laid;
-    paint(prepareCanvas(nodes.below, width, height), marks, dark, clip);
+    paint(prepareCanvas(nodes.below, width, height, scale), marks, dark, clip);
     took.paint = performance.now() - start - took.layout;
     const isChosen = (mark) => mark.about && mark.id != null && mark.id === view.chosen.id;
     if (view.chosen) view.chosen = marks.find(isChosen);
@@ -164,8 +168,8 @@ function redraw(view) {
   const { height, clip } = view.laid;
   view.over = shape.overlay ? shape.overlay(state, width, view.laid) : [];
   const outline = view.chosen ? [outlineOf(view.chosen)] : [];
-  paint(prepareCanvas(nodes.above, width, height), [...view.over, ...outline], dark, clip);
-  nodes.stage.style.height = `${height}px`;
+  paint(prepareCanvas(nodes.above, width, height, scale), [...view.over, ...outline], dark, clip);
+  nodes.stage.style.height = `${height * scale}px`;
   showTexts(view);
   updateControls(view);
   followTip(view);
@@ -199,14 +203,26 @@ function updateControls({ controls }) {
 // Lays the picture out as wide as its figure is, now and later; returns what ends that.
 function onResize(view) {
   const resize = () => {
-    const most = isFullScreen(view.figure) ? Infinity : WIDEST;
+    const isFull = isFullScreen(view.figure), most = isFull ? Infinity : WIDEST;
     const room = Math.min(most, Math.floor(view.figure.clientWidth - 2 * PADDING));
-    if (room <= 0 || room === view.width) return;
-    view.width = room;
+    if (room <= 0) return;
+    const scale = isFull ? fullScale(view, room) : 1, width = Math.floor(room / scale);
+    if (width === view.width && scale === view.scale) return;
+    Object.assign(view, { width, scale });
     renew(view);
   };
   const observer = new ResizeObserver(resize);
   observer.observe(view.figure);
   resize();
   return () => observer.disconnect();
+}
+
+// How much larger a picture is drawn so that it fills a screen that is `room` wide: as much as its
+// height and what stands around it allow.
+function fullScale({ figure, shape, state, nodes: { stage } }, room) {
+  const around = figure.lastElementChild.getBoundingClientRect().bottom + figure.scrollTop -
+    figure.getBoundingClientRect().top - stage.offsetHeight + PADDING;
+  const fits = (scale) =>
+    shape.layout(state, Math.floor(room / scale)).height * scale <= figure.clientHeight - around;
+  return SCALES.find((scale) => room / scale >= NARROWEST && fits(scale)) ?? 1;
 }

@@ -127,7 +127,7 @@ function fittingInWords({ name, gpu, precision, rows }) {
     ? "fits with every optimizer"
     : fit.length
     ? `fits with ${fit.join(", ")}`
-    : "fits with no optimizer";
+    : "fits with none of these optimizers";
   const subject = `${name[0].toUpperCase()}${name.slice(1)} ${IN_PRECISION[precision.name]}`;
   return `${subject} ${which} on one device with ${amount(gpu.memory, "B")}.`;
 }

@@ -24,13 +24,13 @@ export function onTheme(call) {
   };
 }
 
-// Makes a canvas that wide and tall, sharp on this screen; returns what draws on it.
-export function prepareCanvas(canvas, width, height) {
-  const scale = Math.max(1, window.devicePixelRatio || 1);
+// Makes a canvas that wide and tall, `larger` times, sharp on this screen; returns what draws on it.
+export function prepareCanvas(canvas, width, height, larger = 1) {
+  const scale = larger * Math.max(1, window.devicePixelRatio || 1);
   const wide = Math.round(width * scale), tall = Math.round(height * scale);
   if (canvas.width !== wide) canvas.width = wide;
   if (canvas.height !== tall) canvas.height = tall;
-  canvas.style.height = `${height}px`;
+  canvas.style.height = `${height * larger}px`;
   const ink = canvas.getContext("2d");
   ink.setTransform(scale, 0, 0, scale, 0, 0);
   ink.clearRect(0, 0, width, height);

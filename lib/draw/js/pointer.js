@@ -16,17 +16,18 @@ export function outlineOf(mark) {
 export function connectPointer(view) {
   const { shape, state, set, nodes: { above } } = view, fingers = connectFingers(view);
   let isDragging = false, pressed = { x: 0, y: 0 };
-  const drop = (event) => {
-    if (isDragging) set(shape.drag.end?.(pointOf(view, event), state, view.laid) || {});
+  const drop = (event, isCancelled = false) => {
+    const at = pointOf(view, event);
+    if (isDragging) set(shape.drag.end?.(at, state, view.laid, isCancelled) || {});
     isDragging = false;
   };
   const stop = (event) => {
-    drop(event);
+    drop(event, event.type === "pointercancel"); // then the page scrolls
     fingers.lift(event);
   };
   above.addEventListener("pointerdown", (event) => {
     const at = pressed = pointOf(view, event), mark = markUnder(view, at);
-    if (fingers.put(event, at) > 1) return drop(event);
+    if (fingers.put(event, at) > 1) return drop(event, true);
     isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid));
     if (isDragging) {
       above.setPointerCapture(event.pointerId);
@@ -137,7 +138,7 @@ function point(view, at) {
 
 // Lets the tooltip say what is now where it points, after the picture has changed too.
 export function followTip(view) {
-  const { pointed, chosen, nodes: { tip, stage } } = view;
+  const { pointed, chosen, scale, nodes: { tip, stage } } = view;
   const mark = pointed === "key" ? chosen : pointed && markUnder(view, pointed);
   tip.hidden = !mark;
   if (!mark) return;
@@ -145,13 +146,13 @@ export function followTip(view) {
   const at = pointed === "key" ? below() : pointed, text = describe(mark, at);
   if (tip.textContent !== text) tip.textContent = text;
   const room = stage.clientWidth - tip.offsetWidth - 4;
-  tip.style.left = `${Math.max(0, Math.min(at.x + 14, room))}px`;
-  tip.style.top = `${at.y + 16}px`;
+  tip.style.left = `${Math.max(0, Math.min(at.x * scale + 14, room))}px`;
+  tip.style.top = `${at.y * scale + 16}px`;
 }
 
-function pointOf({ nodes }, event) {
+function pointOf({ nodes, scale }, event) {
   const box = nodes.above.getBoundingClientRect();
-  return { x: event.clientX - box.left, y: event.clientY - box.top };
+  return { x: (event.clientX - box.left) / scale, y: (event.clientY - box.top) / scale };
 }
 
 function markUnder({ over, laid }, { x, y }) {

@@ -48,7 +48,7 @@ export function makeTools(view) {
     handle.focus();
   });
   const onPress = (event) => {
-    if (!event.composedPath().includes(node)) node.open = false;
+    if (!event.composedPath().includes(node.parentElement)) node.open = false;
   };
   document.addEventListener("pointerdown", onPress, { signal });
   return { node, end: () => ending.abort() };

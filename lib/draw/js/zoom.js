@@ -7,15 +7,15 @@ const MOST_ZOOM = 20000; // times
 // Gives what a picture needs to zoom a clock from 0 to `total`: {state, controls, wheel, key,
 // drag}; `head` names the state that a click, or dragging the axis, sets to a moment.
 export function zoomable(total, head = null) {
-  const range = zoomRange(total), isWhole = (state) => state.to - state.from >= total;
+  const range = zoomRange(total, head), isWhole = (state) => state.to - state.from >= total;
   const isClosest = (state) => state.to - state.from <= range.least;
   const keys = zoomKeys(range), shifted = { ArrowLeft: "a", ArrowRight: "d" };
   const button = (label, title, press, off) => ({ kind: "button", label, title, press, off });
   return {
     state: { from: 0, to: total },
     controls: [
-      button("+", "Zoom in", keys["+"], isClosest),
-      button("−", "Zoom out", keys["-"], isWhole),
+      button("+", "Zoom in", (state) => keys["+"](state), isClosest),
+      button("−", "Zoom out", (state) => keys["-"](state), isWhole),
       button("Whole", "Show the whole time", keys[0], isWhole),
     ],
     wheel(by, at, state, laid) {
@@ -26,13 +26,18 @@ export function zoomable(total, head = null) {
         share,
       );
     },
-    key: (key, state, laid, mark, isShift) => keys[(isShift && shifted[key]) || key]?.(state),
+    key(key, state, laid, mark, isShift) {
+      const place = mark?.inside ? (mark.x + mark.w / 2 - laid.clip.x) / laid.clip.w : undefined;
+      return keys[(isShift && shifted[key]) || key]?.(state, place);
+    },
     drag: zoomDrag(range, head),
   };
 }
 
 // What can be done to a window of a clock: each gives the new {from, to}, inside of the clock.
-function zoomRange(total) {
+// Zooming keeps a moment where it is: a share of the window, by default that of the play head, where
+// it is seen, else the middle.
+function zoomRange(total, head) {
   const least = Math.max(total / MOST_ZOOM, Math.min(20, total));
   const fit = (from, long) => {
     const length = Math.min(total, Math.max(least, long));
@@ -43,8 +48,9 @@ function zoomRange(total) {
     least,
     fit,
     whole: () => fit(0, total),
-    scale(state, by, share = 0.5) {
-      const long = state.to - state.from;
+    scale(state, by, place) {
+      const { from, to, [head]: at } = state, long = to - from;
+      const share = place ?? (from < at && at < to ? (at - from) / long : 0.5);
       const length = Math.min(total, Math.max(least, long * by));
       return fit(state.from + (long - length) * share, length);
     },
@@ -60,7 +66,8 @@ function zoomRange(total) {
 }
 
 function zoomKeys({ scale, shift, whole }) {
-  const zoomIn = (state) => scale(state, 1 / 1.6), zoomOut = (state) => scale(state, 1.6);
+  const zoomIn = (state, place) => scale(state, 1 / 1.6, place);
+  const zoomOut = (state, place) => scale(state, 1.6, place);
   const shiftBy = (share) => (state) => shift(state, share);
   return {
     "+": zoomIn,
@@ -93,7 +100,9 @@ function zoomDrag({ fit, moment }, head) {
       const long = grip.to - grip.from;
       return fit(grip.from - ((at.x - grip.x) / laid.clip.w) * long, long);
     },
-    end: (at, state, laid) => (head && !grip.moved ? { [head]: moment(at, state, laid) } : {}),
+    end(at, state, laid, isCancelled) {
+      return head && !grip.moved && !isCancelled ? { [head]: moment(at, state, laid) } : {};
+    },
   };
 }
 
