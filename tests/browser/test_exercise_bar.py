@@ -96,7 +96,7 @@ DEFINED = """if True:
 def test_a_cell_that_misses_a_name_of_a_cell_above_says_so(lab, folder):
     """As after a restart; what no cell defines is a slip, of which Python's own message tells."""
     path = folder / "restarted.ipynb"
-    sources = [DEFINED, "second + 1", "secnd + 1"]
+    sources = [DEFINED, "second + 1", "third + 1"]
     cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
     page = lab.open(path.stem)

@@ -167,45 +167,6 @@ def test_an_answer_is_given_by_enter_and_the_reveal_follows_at_once(asked):
     reveal.screenshot("guess-reveal")
 
 
-@pytest.mark.parametrize("host", ["JupyterLab", "book"])
-def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
-    """What stands before it is not, nor are errors."""
-    size = guess(HOW_MANY, unit="bytes")
-    question, reveal = asked(size, size.reveal(3_000_000))
-    page = reveal.page
-    page.evaluate(
-        """(isLab) => {
-            const figure = document.querySelectorAll("figure.mrom")[1];
-            const make = (name, ...inside) => {
-                const node = document.createElement("div");
-                node.className = name;
-                node.append(...inside);
-                return node;
-            };
-            const child = isLab ? "jp-OutputArea-child" : "output";
-            const error = make("", "an error");
-            error.dataset.mimeType = "application/vnd.jupyter.error";
-            const all = make("cell_output", make(child, "printed before"),
-                make(child, figure.parentElement), make(child, "printed below"),
-                make(child, error));
-            document.querySelector("#here").after(all);
-        }""",
-        host == "JupyterLab",
-    )
-    reveal.ask("p => { p.shape.begin(p.set, p.figure); }")
-    reveal.settle()
-
-    def seen(text):
-        return page.get_by_text(text, exact=True).is_visible()
-
-    assert [seen(t) for t in ("printed before", "printed below", "an error")] == [1, 0, 1]
-    page.emulate_media(media="print")
-    assert seen("printed below")
-    page.emulate_media(media="screen")
-    say(question, "6 MB")
-    assert seen("printed below")
-
-
 def test_the_reveal_that_comes_later_knows_what_was_said(asked):
     size = guess(HOW_MANY, unit="bytes")
     question = asked(size)

@@ -39,16 +39,18 @@ class Summa:
     """The clock of a rank that computes a linear layer with SUMMA, and the events so far."""
 
     def __init__(
-        self, rows, inputs, outputs, side, speeds, overlap=True, itemsize=4, own_links=False
+        self, rows, inputs, outputs, side, speeds, overlap=True, itemsize=4, own_links=False,
+        depth=1,
     ):  # fmt: skip
         q = self.side = whole(side, "The side of a grid")
+        self.ranks = {"row": q, "column": q, "depth": whole(depth, "The depth of a grid")}
         names = {"rows": rows, "inputs": inputs, "outputs": outputs}
         self.tile = [
             equal_share(count, q, f"The product has {{}} {name}") for name, count in names.items()
         ]
         self.speeds, self.overlap, self.itemsize = speeds, overlap, whole(itemsize, "itemsize")
         self.clock, self.events = 0.0, []
-        self.link_of = {axis: axis if own_links else "shared" for axis in ("row", "column")}
+        self.link_of = {axis: axis if own_links else "shared" for axis in self.ranks}
         self.free = dict.fromkeys(self.link_of.values(), 0.0)  # when each link is free, in s
         self.count = dict.fromkeys(self.link_of, 0)
 
@@ -61,13 +63,19 @@ class Summa:
         return self.clock
 
     def backward(self, bias: bool = True) -> float:
-        """Sum the bias's gradient, multiply xᵀ·dy and dy·Wᵀ; return the seconds so far."""
+        """Sum the bias's gradient, multiply xᵀ·dy and dy·Wᵀ; return the seconds so far.
+
+        Squares above one another sum dW over depth while dx is computed.
+        """
         m, k, n = self.tile
         if bias:
             self.compute("sum", 0, m * n + n)
             sums = self.launch("all_reduce", "row", n)
         self.product((k, m, n), sends=[("column", m * k)], sums=("row", k * n))
+        stacked = self.ranks["depth"] > 1 and self.launch("all_reduce", "depth", k * n)
         self.product((m, n, k), sends=[("row", k * n)], sums=("column", m * k))
+        if stacked:
+            self.wait(stacked)
         if bias:
             self.wait(sums)
         return self.clock
@@ -107,7 +115,7 @@ class Summa:
         nbytes = numel * self.itemsize
         link = self.link_of[axis]
         start = max(self.clock, self.free[link])
-        end = self.free[link] = start + self.speeds.moving(op, self.side, nbytes)
+        end = self.free[link] = start + self.speeds.moving(op, self.ranks[axis], nbytes)
         self.events.append(Event("comm", op, axis, self.clock, end, nbytes, self.count[axis]))
         self.count[axis] += 1
         return self.events[-1]

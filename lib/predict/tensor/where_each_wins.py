@@ -172,11 +172,9 @@ def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> tuple[float, f
 
 def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:
     rows, more = tokens // grid.depth, {"itemsize": itemsize, "own_links": own_links}
-    play = Summa(rows, inputs, outputs, grid.side, speeds, **more)
+    play = Summa(rows, inputs, outputs, grid.side, speeds, depth=grid.depth, **more)
     play.forward(bias=False)
-    seconds = play.backward(bias=False)
-    tile = inputs * outputs // grid.weight_ranks * itemsize
-    return seconds + speeds.moving("all_reduce", grid.depth, tile)
+    return play.backward(bias=False)
 
 
 def _on_cube(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:

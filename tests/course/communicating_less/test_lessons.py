@@ -88,7 +88,7 @@ def test_two_different_pairings_of_four_ranks_give_the_mean():
 
 @pytest.mark.parametrize("steps", [30, 60])
 def test_feedback_wins_back_nearly_all_with_plain_sgd(worlds, steps):
-    """The text under the table of compressors: 9 % with AdamW is AdamW's doing."""
+    """The text under the table of compressors: 8 % with AdamW is AdamW's doing."""
     hooks = {"plain": lambda: None, "no feedback": lambda: TopK(0.01, False)}
     hooks["top 1 %"] = lambda: TopK(0.01)
     losses = {

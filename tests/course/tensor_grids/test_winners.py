@@ -10,7 +10,12 @@ from lib.predict.roofline import speeds
 from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import summa_step
-from lib.predict.tensor.where_each_wins import layer_seconds, replicated_seconds, where_each_wins
+from lib.predict.tensor.where_each_wins import (
+    grids_of,
+    layer_seconds,
+    replicated_seconds,
+    where_each_wins,
+)
 from tests.course.stored_chapter import shown, stored_chapter
 from tests.every import every
 
@@ -79,6 +84,22 @@ def test_replicas_beside_grids_as_the_text_says(notebook):
     assert lost_by_fsdp == 4 and "a grid wins in 4 of the 40 places" in text
 
 
+def test_sums_in_four_bytes_are_won_by_the_grid_over_nvlink(notebook):
+    """Megatron-LM's default; a grid that sums over depth then waits once more for that sum."""
+    nvlink, between = (speeds("H100", link) for link in ("NVLink4", "InfiniBand NDR"))
+    grids = {str(grid): grid for grid in grids_of(64)}
+    for width in winners.LARGE_WIDTHS:
+        host = replicated_seconds(64, width, nvlink, between)[8, 8]
+        twice = host.forward + max(host.backward, 2 * host.sums)
+        times = []
+        for name, seconds in layer_seconds(64, width, nvlink).items():
+            if name != "1D":
+                tile = 12 * width**2 // grids[name].weight_ranks * 2
+                times.append(seconds + nvlink.moving("all_reduce", grids[name].depth or 1, tile))
+        assert min(times) < twice
+    assert "Sums in 4 bytes, Megatron-LM's default" in text_of(notebook, "host0002")
+
+
 def test_fsdp_sends_half_as_many_bytes_more_than_an_all_reduce():
     """Two all_gathers of the weights and a reduce_scatter of their gradients."""
     more = 2 * mean_sent("all_gather", 8, 1) + mean_sent("reduce_scatter", 8, 1)
@@ -137,9 +158,9 @@ def test_what_links_of_their_own_would_change():
         changed |= {(link, *at): apart[at].name for at in shared
                     if apart[at].name != shared[at].name}  # fmt: skip
     assert changed == {
-        ("NVLink4", 64, 16_384): "2D, 8×8",
+        ("NVLink4", 8, 16_384): "2.5D, 2×2×2",
         ("NVLink4", 512, 16_384): "2.5D, 8×8×8",
-        ("NVLink4", 512, 32_768): "2.5D, 2×16×16",
+        ("NVLink4", 512, 32_768): "2.5D, 8×8×8",
         ("InfiniBand NDR", 8, 32_768): "3D, 2×2×2",
         ("InfiniBand NDR", 64, 16_384): "2.5D, 4×4×4",
     }
