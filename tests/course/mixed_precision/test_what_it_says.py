@@ -206,7 +206,7 @@ def test_what_is_kept_and_sent(notebook, text):
     fp32, bf16, autocast, alone = (row[5] for row in numbers)
     assert alone == bf16
     assert round(bf16 / fp32, 2) == 0.5 and round(autocast / fp32, 2) == 0.64
-    assert "to half if all is in bf16. Under autocast 64 % are left" in text
+    assert "Activations shrink to half in bf16, to 64 % under autocast" in text
     copies = 2 * sum(
         layer.weight.numel() for layer in GPT(SMALL_GPT).modules() if isinstance(layer, nn.Linear)
     )
@@ -300,7 +300,7 @@ def test_eight_and_four_bits(notebook, text):
     late = shown(notebook, "in enumerate(delayed_steps(").splitlines()
     assert [line.split()[3] for line in late[1:]] == ["0%"] * 3 + ["61%"] + ["0%"] * 3
     powers = [math.frexp(E4M3.value(code))[1] for code in range(1, E4M3.largest_code + 1)]
-    assert len(set(powers)) == 18 and "numbers of 18 powers of two" in text
+    assert len(set(powers)) == 18 and "spans 18 powers of two" in text
 
 
 def test_gradients_of_ranks_have_something_in_common(notebook, text):

@@ -108,7 +108,7 @@ def test_eight_bits_change_a_loss_less_than_a_seed_does(notebook, text):
     assert rows["lossless"] == rows["binarise"] == rows["sparse"] == plain
     means = [rows[name][-1] for name in ("fp8", "all, fp8")]
     means.append(f"{mean(map(float, plain)):.1f}")
-    assert "is {} and {} instead of {}".format(*means) in text
+    assert "are {} and {}, against *plain*'s {}".format(*means) in text
 
 
 def test_what_selective_adds_to_the_operations(text):
@@ -212,11 +212,12 @@ def test_a_layer_keeps_the_published_bars(notebook):
 def test_a_stage_holds_less_with_checkpoints(text):
     costs = lessons.large_costs()[1:5]
     assert [round(b / 1e9, 3) for b in (costs[0].kept, costs[0].input)] == [0.995, 0.067]
-    plans = {"nothing": none(4), "each layer": every(4, 1), "the whole stage": every(4, 4)}
+    plans = {"nothing": none(4), "each layer": every(4, 1), "all four layers": every(4, 4)}
     for name, plan in plans.items():
         (row,) = re.findall(rf"^\| {name} \|.*= ([\d.]+) \|.*= ([\d.]+) \|$", text, re.M)
         held = [use_of(plan, costs).in_flight(n) / 1e9 for n in (32, 8)]
-        assert [f"{gb:.1f}" for gb in held] == list(row)
+        decimals = [len(told.split(".")[1]) for told in row]
+        assert [f"{gb:.{n}f}" for gb, n in zip(held, decimals)] == list(row)
 
 
 def test_how_much_more_is_kept_when_the_sequence_doubles(text):
