@@ -164,6 +164,7 @@ def test_its_tab_is_there_when_one_comes_back(desk):
     page.wait_for_function(ready, arg=path)
     saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
     page.wait_for_function(f"async () => (await ({saved})()).includes('notebook:{path}')")
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.goto(f"{lab.address}/lab/tree/{path}")
     page.wait_for_function(ready, arg=path)
     page.locator(".lm-TabBar-tab").get_by_text("The course", exact=True).click()

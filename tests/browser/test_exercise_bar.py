@@ -108,7 +108,7 @@ def test_a_cell_that_misses_a_name_of_a_cell_above_says_so(lab, folder):
     page.evaluate(run, 2)
     page.locator(".jp-Cell").nth(2).get_by_text("NameError").first.wait_for()
     page.evaluate(run, 1)
-    bar.get_by_text("A cell above defines second, and this kernel has not run it yet.").wait_for()
+    bar.get_by_text("A cell above defines second, but this kernel does not know it.").wait_for()
     assert bar.count() == 1
     assert not complaints(page, ".mr-bar")
     page.evaluate("() => jupyterapp.shell.collapseLeft()")

@@ -26,7 +26,7 @@ def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
             const child = isLab ? "jp-OutputArea-child" : "output";
             const error = make("", "an error");
             error.dataset.mimeType = "application/vnd.jupyter.error";
-            const all = make("cell_output", make(child, "printed before"),
+            const all = make(isLab ? "jp-OutputArea" : "cell_output", make(child, "printed before"),
                 make(child, figure.parentElement), make(child, "printed below"),
                 make(child, error));
             document.querySelector("#here").after(all);

@@ -220,7 +220,7 @@ function onResize(view) {
 // How much larger a picture is drawn so that it fills a screen that is `room` wide: as much as its
 // height and what stands around it allow.
 function fullScale({ figure, shape, state, nodes: { stage } }, room) {
-  const around = figure.lastElementChild.getBoundingClientRect().bottom + figure.scrollTop -
+  const around = figure.querySelector(".mrom-footer").getBoundingClientRect().bottom + figure.scrollTop -
     figure.getBoundingClientRect().top - stage.offsetHeight + PADDING;
   const fits = (scale) =>
     shape.layout(state, Math.floor(room / scale)).height * scale <= figure.clientHeight - around;

@@ -23,6 +23,7 @@ from lib.parallel.data import DistributedDataParallel
 from lib.predict.data.ddp_step import data_parallel_step
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
+from lib.ranks.slow_motion import SlowMotion
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 from tests.every import every
 
@@ -212,6 +213,18 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     late, hidden = ([float(pair[n]) for pair in table] for n in (0, 1))
     assert late.index(min(late)) == 2 and late.count(min(late)) == 1 and hidden[0] == max(hidden)
     assert "It is 4." in shown(notebook, BUCKETS)
+    # The step with a hook on each parameter, in parts: forward, backward with divisions, exposed.
+    chain = MLPShape((512,) * 9, bias=False)
+    step = data_parallel_step(
+        chain, [512] * 4, SlowMotion("H100", link="NVLink4", dtype="fp32"), buckets=[1] * 8
+    )
+    ends = [1e6 * row.end for row in step.where(rank=0, lane="compute") if row.op != "add"]
+    halves = [divided for divided in step.where(rank=0, lane="compute") if divided.op == "mul"]
+    divisions = 1e6 * sum(row.seconds for row in halves)
+    assert [round(t, 1) for t in (ends[14], ends[-1] - ends[14], late[0])] == [36.4, 71.7, 128.1]
+    assert round(ends[-1] - ends[14] - divisions, 1) == 66.7
+    prose = "\n".join(cell.source for cell in notebook.cells)
+    assert "36.4 + 66.7 + 8 × 24.5 = 299 µs and 36.4 + 71.7 + 128.1 exposed = 236 µs" in prose
     # no_sync: backward alone sends everything twice.
     text = shown(notebook, "sent[inside] =")
     assert "It is 677,888 bytes." in text

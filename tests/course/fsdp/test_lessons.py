@@ -153,6 +153,25 @@ def accumulated(shape, batch, sync):
     return kept
 
 
+def test_between_microbatches_fully_shard_sends_nothing_if_all_stays_whole(world):
+    """The card's last way to accumulate: neither weights nor gradients are divided meanwhile."""
+    once, thrice = (world.record(whole_for, SHAPE, BATCH, count) for count in (1, 3))
+    sent = [[(row.op, row.bytes) for row in run.where(rank=0, lane="comm")]
+            for run in (once, thrice)]  # fmt: skip
+    assert sent[0] and {op for op, _ in sent[0]} == {"all_gather"} and sent[0] == sent[1]
+
+
+def whole_for(shape, batch, count):
+    """Run so many microbatches of `fully_shard` whose weights and gradients stay whole."""
+    model = theirs(GPT(shape))
+    model.set_requires_gradient_sync(False)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(False)
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    for _ in range(count):
+        next_token_loss(model(x), y).backward()
+
+
 def test_the_published_gather_is_that_of_one_ring_over_hosts():
     """With an eighth of a host's link for each GPU, the network would bound the step."""
     moved = 511 / 512 * 2 * published.GPT3.numel

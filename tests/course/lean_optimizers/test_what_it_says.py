@@ -22,6 +22,7 @@ from lib.predict.optimizers.muon import sent_numbers
 from lib.predict.optimizers.traffic import of_adafactor
 from lib.predict.sharded.models import model
 from lib.single.optimizers import SM3
+from lib.single.optimizers.code_maps import dynamic_values
 from lib.single.optimizers.muon import COEFFICIENTS
 from tests.course.stored_chapter import chapter_fixtures, limit_tests, shown
 
@@ -343,6 +344,13 @@ def test_published_figures(text):
 def test_what_was_kept_is_printed(notebook):
     assert "recorded: 679492 679492" in shown(notebook, 'lessons.kept("adamw")')
     assert state_bytes("adamw", training.SHAPE) == 679_492
+
+
+def test_the_dynamic_map_has_twice_as_many_values_in_each_higher_decade(text):
+    values = dynamic_values(signed=False)
+    counts = [int(((values > 10.0 ** -(k + 1)) & (values < 10.0**-k)).sum()) for k in range(7)]
+    assert counts == [128, 64, 32, 16, 8, 4, 2]
+    assert "has, for v, 128 values from 0.1 to 1, 64 below, and so on" in text
 
 
 def test_the_solutions_follow_their_exercises(text):

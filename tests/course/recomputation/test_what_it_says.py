@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as pytorchs
 from torch.utils.checkpoint import set_checkpoint_early_stop
@@ -218,6 +219,26 @@ def test_a_stage_holds_less_with_checkpoints(text):
         held = [use_of(plan, costs).in_flight(n) / 1e9 for n in (32, 8)]
         decimals = [len(told.split(".")[1]) for told in row]
         assert [f"{gb:.{n}f}" for gb, n in zip(held, decimals)] == list(row)
+
+
+def test_the_chapters_own_checkpoint_serves_two_backward_passes_and_misses_a_change(notebook):
+    """As the text says of x; the library's and PyTorch's raise an error there, as plain does."""
+    space = {"torch": torch}
+    exec(next(c.source for c in notebook.cells if "def checkpoint(function, x)" in c.source), space)
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU())
+    x, found = torch.randn(3, 4, requires_grad=True), []
+    theirs = partial(pytorchs, use_reentrant=False)
+    for call in (lambda f, x: f(x), space["checkpoint"], recompute_package.checkpoint, theirs):
+        y = call(block, x).sum()
+        torch.autograd.grad(y, block[2].weight, retain_graph=True)
+        found.append(torch.autograd.grad(y, x)[0])
+        h = 1 * x
+        y = call(block, h).sum()
+        h += 1
+        with nullcontext() if call is space["checkpoint"] else pytest.raises(RuntimeError):
+            y.backward()
+    assert every_one(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_how_much_more_is_kept_when_the_sequence_doubles(text):

@@ -6,6 +6,7 @@
 {
   const IMPORT = /^from (lib\.course\.\w+\.exercises) import (?:\(([^)]*)\)|(.*))$/gm;
   const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
+  const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -47,8 +48,6 @@
     const answer = await ServerConnection.makeRequest(address, {}, settings);
     return answer.ok ? ((await answer.json()).solved ?? []) : [];
   }
-
-  const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
 
   function renewBars(panel, bars, remembered) {
     const cells = codeCells(panel), sources = cells.map(sourceOf);

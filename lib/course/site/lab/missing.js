@@ -59,7 +59,7 @@
     said.className = "mr-bar-said";
     said.setAttribute("role", "status");
     const say = (text) => said.replaceChildren(...rich(text));
-    say(`A cell above defines \`${name}\`, and this kernel has not run it yet.`);
+    say(`A cell above defines \`${name}\`, but this kernel does not know it.`);
     let isBusy = false;
     const work = async () => {
       if (isBusy) return;
