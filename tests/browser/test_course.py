@@ -164,9 +164,12 @@ def test_its_tab_is_there_when_one_comes_back(desk):
     page.wait_for_function(ready, arg=path)
     saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
     page.wait_for_function(f"async () => (await ({saved})()).includes('notebook:{path}')")
+    idle = "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+    page.wait_for_function(idle)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.goto(f"{lab.address}/lab/tree/{path}")
     page.wait_for_function(ready, arg=path)
+    page.wait_for_function(idle)
     page.locator(".lm-TabBar-tab").get_by_text("The course", exact=True).click()
     page.locator(f"{PAGE} h1").wait_for()
     page.context.close()

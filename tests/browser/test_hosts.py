@@ -133,10 +133,19 @@ def test_the_book_lives_without_a_network(book_page, book_pictures, gallery, dar
     assert not page.locator(".picture-still").count()
 
 
+# What a cell shows below a covered answer is covered too.
+UNCOVER = """() => [...document.querySelectorAll("figure.mrom button")]
+    .filter((button) => button.innerText === "Show me")
+    .forEach((button) => button.click())"""
+
+
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_the_pictures_of_a_chapter_live_in_the_book(book, book_page, chapter):
     shown = stored(book.parents[1] / chapter.file)
     page = book_page(chapter.name)
+    count = "count => document.querySelectorAll('figure.mrom').length === count"
+    page.wait_for_function(count, arg=len(shown))
+    page.evaluate(UNCOVER)
     for place in range(len(shown)):
         is_drawn(alive(page.locator("figure.mrom").nth(place), f"{chapter.name}, {place}"))
     assert page.locator("figure.mrom").count() == len(shown)

@@ -8,6 +8,7 @@
 //   overlay(state, width, laid) -> marks over it; names of state in `moving` change nothing else
 //   laid.heading and laid.caption where those of the data do not stay true: the heading is a
 //     sentence above the picture, the caption says below it what its numbers are
+//   laid.covers: whether what the cell shows below the picture is hidden
 //   status(state, laid) -> the text below the picture, where it is more than laid.status
 //   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
 //   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) -> changes, and
@@ -16,10 +17,11 @@
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
 //   numbers(state, laid) -> rows of cells, the first one the header: what "Copy the numbers" copies
 //     where it is more than what the marks tell; files: [[label, ending, () => text]], to be saved
-//   begin(set, figure), end(): for what changes outside of the picture
+//   begin(set), end(): for what changes outside of the picture
 //   printed: what stands below it on paper, where no button can be pressed
 //   isBelow: the controls stand below it; isText: it is words already.
 import { buildControl, element } from "./controls.js";
+import { makeCover } from "./covers.js";
 import { connectKernel } from "./kernel.js";
 import { isDark, onTheme, paint, prepareCanvas } from "./paint.js";
 import { connectKeys, connectPointer, followTip, outlineOf } from "./pointer.js";
@@ -90,18 +92,20 @@ function draw(figure, shape, model, before) {
   view.controls = (shape.controls || [])
     .map((control) => buildControl(control, view.set, view.state, kernel, shape.moving));
   const tools = makeTools(view);
+  view.cover = makeCover(figure);
   view.nodes = makeNodes(view, tools.node);
   connectPointer(view);
   const noKeys = connectKeys(view);
   const noResize = onResize(view), noTheme = onTheme(() => renew(view));
   figure.picture = view;
-  shape.begin?.(view.set, figure);
+  shape.begin?.(view.set);
   return () => {
     cancelAnimationFrame(view.request);
     noResize();
     noTheme();
     noKeys();
     tools.end();
+    view.cover.end();
     kernel.end();
     shape.end?.();
   };
@@ -127,6 +131,7 @@ function makeNodes(view, tools) {
   const panel = element("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
   if (controls.length && !isBelow) figure.append(panel);
   figure.append(heading, stage, caption, ...(isBelow ? [panel] : []), status, announcement);
+  figure.append(view.cover.node);
   figure.append(element("div", { class: "mrom-footer" }, summaryBox, tools));
   if (shape.printed) figure.append(element("p", { class: "mrom-printed", text: shape.printed }));
   const texts = { heading, caption, status, announcement, summaryText, summaryBox };
@@ -170,6 +175,7 @@ function redraw(view) {
   const outline = view.chosen ? [outlineOf(view.chosen)] : [];
   paint(prepareCanvas(nodes.above, width, height, scale), [...view.over, ...outline], dark, clip);
   nodes.stage.style.height = `${height * scale}px`;
+  view.cover.cover(Boolean(view.laid.covers));
   showTexts(view);
   updateControls(view);
   followTip(view);
@@ -220,8 +226,9 @@ function onResize(view) {
 // How much larger a picture is drawn so that it fills a screen that is `room` wide: as much as its
 // height and what stands around it allow.
 function fullScale({ figure, shape, state, nodes: { stage } }, room) {
-  const around = figure.querySelector(".mrom-footer").getBoundingClientRect().bottom + figure.scrollTop -
-    figure.getBoundingClientRect().top - stage.offsetHeight + PADDING;
+  const end = figure.querySelector(".mrom-footer").getBoundingClientRect().bottom;
+  const whole = end + figure.scrollTop - figure.getBoundingClientRect().top + PADDING;
+  const around = whole - stage.offsetHeight;
   const fits = (scale) =>
     shape.layout(state, Math.floor(room / scale)).height * scale <= figure.clientHeight - around;
   return SCALES.find((scale) => room / scale >= NARROWEST && fits(scale)) ?? 1;

@@ -3,7 +3,7 @@
 import { addAnswer, forgetAnswers, keptOf, onAnswer, showAnswer } from "./answers.js";
 import { wrapText } from "./axes.js";
 import { lettersOn, tint } from "./colours.js";
-import { element, refocusControls } from "./controls.js";
+import { refocusControls } from "./controls.js";
 import { boxMark, lineMark, textMark } from "./marks.js";
 import { amount, commas, roundHalfEven } from "./numbers.js";
 import { readNumber } from "./read_number.js";
@@ -32,13 +32,9 @@ export function picture(data) {
     state: { ...stateNow(), wrong: "" },
     controls: isReveal ? revealControls(question) : guessControls(data, keep),
     layout: (state, width) => (isReveal ? layReveal : layQuestion)(data, state, width),
-    begin(set, figure) {
-      const renew = () => {
-        set(stateNow());
-        if (isReveal) coverBelow(figure, stateNow().covered);
-      };
-      end = onAnswer(question, renew);
-      renew();
+    begin(set) {
+      end = onAnswer(question, () => set(stateNow()));
+      set(stateNow());
     },
     end: () => end(),
   };
@@ -91,23 +87,6 @@ function revealControls(question) {
   ];
 }
 
-// Hides, while the answer is covered, what else its cell shows below it, as that may tell it; errors
-// stay, and so does everything on paper. Outputs of a cell are siblings, in JupyterLab and the book.
-function coverBelow(figure, isCovered) {
-  let node = figure;
-  while (node && !node.closest(OUTPUT)) node = node.getRootNode().host;
-  const output = node?.closest(OUTPUT);
-  if (!output) return;
-  if (!document.querySelector("#mrom-covers")) {
-    const rule = `[data-mrom-covers]~:not(:has(${ERROR})){display:none!important}`;
-    const text = `@media screen{${rule}}`;
-    document.head.append(element("style", { id: "mrom-covers", text }));
-  }
-  output.toggleAttribute("data-mrom-covers", isCovered);
-}
-
-const OUTPUT = ".jp-OutputArea-child, .cell_output > *";
-const ERROR = ["error", "stderr"].map((t) => `[data-mime-type="application/vnd.jupyter.${t}"]`).join();
 const COVERED = "The answer is covered until you have made a guess.";
 const coveredText = (question) => `${question}\n${COVERED}`;
 
@@ -150,7 +129,8 @@ function layCovered({ question }, width) {
   const more = { hatch: true, edge: style.faint, about: COVERED, id: "cover" };
   const cover = boxMark(left, y + 2, Math.min(220, width - left - 8), box, more);
   const height = y + box + 10;
-  return { marks: [accent(height, REVEALED_COLOUR, summary), ...marks, cover], height, summary };
+  const all = [accent(height, REVEALED_COLOUR, summary), ...marks, cover];
+  return { marks: all, height, summary, covers: true };
 }
 
 function layAnswer(data, { tries }, width) {

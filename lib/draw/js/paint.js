@@ -24,7 +24,8 @@ export function onTheme(call) {
   };
 }
 
-// Makes a canvas that wide and tall, `larger` times, sharp on this screen; returns what draws on it.
+// Makes a canvas that wide and tall, `larger` times; it is sharp on this screen. Returns what draws
+// on it.
 export function prepareCanvas(canvas, width, height, larger = 1) {
   const scale = larger * Math.max(1, window.devicePixelRatio || 1);
   const wide = Math.round(width * scale), tall = Math.round(height * scale);

@@ -35,7 +35,7 @@ export function zoomable(total, head = null) {
 }
 
 // What can be done to a window of a clock: each gives the new {from, to}, inside of the clock.
-// Zooming keeps a moment where it is: a share of the window, by default that of the play head, where
+// Zooming keeps a moment where it is: a share of the window, by default that of the play head, if
 // it is seen, else the middle.
 function zoomRange(total, head) {
   const least = Math.max(total / MOST_ZOOM, Math.min(20, total));

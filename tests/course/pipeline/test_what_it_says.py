@@ -105,7 +105,7 @@ def test_the_card_compares_the_schedules_as_they_run():
     }
     card = TEXT.split("Which schedule, and when?")[1].split("<details>")[0]
     number, tiled = r"([\d.]+)", r"(?:([\d.]+); tiled )?"
-    kept = rf"{number}(, and W's gradients)?"
+    kept = rf"{number}( \+ W)?"
     row = rf"^\| ([\w-]+) \| {tiled}{number} \({number}\) \| {kept} \| (\d+) \|"
     rows = re.findall(row, card, re.M)
     assert [name for name, *_ in rows] == list(runs)

@@ -1,5 +1,5 @@
-// Help for a cell that asks for a name which a cell above defines, as after a restart of the kernel:
-// a sentence and a button below its code. Exercises have their own help (exercises.js).
+// Help for a cell that asks for a name which a cell above defines, as after a kernel's restart: a
+// sentence and a button below its code. Exercises have their own help (exercises.js).
 "use strict";
 
 {
