@@ -154,13 +154,13 @@ def test_the_page_is_readable_everywhere(solved, width, dark):
 
 
 def test_its_tab_is_there_when_one_comes_back(desk):
-    """Beside the chapter that the address names."""
+    """Beside the chapter that the address names, one that no other page has open."""
     lab, _ = desk
     page = lab.first_page(width=1200)
     page.wait_for_selector(f"{PAGE} h1")
-    page.locator(f"{PAGE} h3 a").nth(1).press("Enter")
+    page.locator(f"{PAGE} h3 a").nth(2).press("Enter")
     ready = "(path) => jupyterapp.shell.currentWidget?.context?.path === path"
-    path = f"my-chapters/{SHOWN[1].name}.ipynb"
+    path = f"my-chapters/{SHOWN[2].name}.ipynb"
     page.wait_for_function(ready, arg=path)
     saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
     page.wait_for_function(f"async () => (await ({saved})()).includes('notebook:{path}')")
