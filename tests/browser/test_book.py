@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from lib.course.tools.book import chapters
+
 
 @pytest.fixture
 def at(book, new_page):
@@ -143,3 +145,15 @@ def test_code_and_messages_are_never_cut(at, chapter):
     for width in (1200, 1280, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate(CUT) == [], f"wrapped at {width} px"
+
+
+# --- the sidebar
+
+
+def test_the_sidebar_says_the_numbers_of_chapters_and_of_nothing_else(at):
+    links = at("README.html").locator(".bd-sidebar-primary .toctree-l1 a")
+    told, others = (links.and_(links.page.locator(which)).all_inner_texts()
+                    for which in ("[href^='chapters/']", ":not([href^='chapters/'])"))  # fmt: skip
+    numbered = [f"{n}. {chapter.title}" for n, chapter in enumerate(chapters())]
+    assert told[: len(numbered)] == numbered  # this book has pages of tests after them
+    assert others and not any(re.match(r"\d", text) for text in others)

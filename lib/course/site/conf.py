@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT))
 import nbformat  # noqa: E402
 from docutils import nodes  # noqa: E402
 from markupsafe import Markup  # noqa: E402
+from sphinx import addnodes  # noqa: E402
 from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
@@ -115,6 +116,15 @@ def dress(app, name: str, template: str, context: dict, document) -> None:
     context["body"] = body.replace(EMPTY_HEADER, '<td class="head"></td>')
 
 
+def number(app, document) -> None:
+    """Put the numbers of the chapters, which count from 0, before their titles in the sidebar."""
+    for tree in document.findall(addnodes.toctree):
+        if tree["entries"] and tree["entries"][0][1].startswith("chapters/"):
+            tree["entries"] = [
+                (f"{n}. {title}", to) for n, (title, to) in enumerate(tree["entries"])
+            ]
+
+
 def read(app, document, name: str) -> None:
     """Keeps the sections of a page for the search; `close` writes those of all pages."""
     if app.builder.format == "html":
@@ -157,6 +167,7 @@ def setup(app) -> None:
     """Called by Sphinx."""
     app.add_post_transform(Stills)
     app.add_post_transform(Seconds)
+    app.connect("doctree-read", number, priority=100)  # before the theme's list is made of them
     app.connect("doctree-resolved", read)
     app.connect("html-page-context", dress)
     app.connect("build-finished", close)
