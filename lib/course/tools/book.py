@@ -86,7 +86,7 @@ def notebooks(names: list[str], root: Path = ROOT) -> list[Path]:
 def table(listed: list[Chapter]) -> str:
     """Return the list of chapters as the README's Markdown table."""
     rows = [
-        "| | chapter | minutes | ranks | you need | then you can |",
+        "| | chapter | minutes in all | ranks | you need | then you can |",
         "|---|---|---|---|---|---|",
     ]
     for c in listed:

@@ -129,7 +129,7 @@
 
   function card(chapter, open) {
     const { number, title, minutes, needs, gives, opened } = chapter;
-    const facts = [`${minutes} minutes`, `you need ${needs}`];
+    const facts = [`${minutes} minutes in all`, `you need ${needs}`];
     if (opened) facts.push(`last opened ${day(opened)}`);
     const heading = element("h3", {}, link(chapter.path, open, `${number}. ${title}`));
     return element(
