@@ -257,7 +257,7 @@ class FSDP(nn.Module):
         return states.sharded_state_dict(self, optimizer)
 
     def load_sharded_state_dict(self, shards: list[dict], optimizer=None) -> None:
-        """Load what any number of ranks saved; `shards` are the state dicts of all of them."""
+        """Load what any number of ranks saved: the state dicts of all, or of all of one replica."""
         states.load_sharded_state_dict(self, shards, optimizer)
         if self.offload and optimizer is not None:
             keep_states(optimizer, self.offload)

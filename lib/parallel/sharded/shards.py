@@ -12,15 +12,35 @@ def entry(values: torch.Tensor, place: dict) -> dict:
     return place | {"values": values.detach().to("cpu", copy=True)}
 
 
-def check_all(saved: list[dict]) -> None:
-    """Raise ValueError unless these are the state dicts of all ranks of one run."""
-    ranks = [state["rank"] for state in saved]
+def one_of_each(saved: list[dict]) -> list[dict]:
+    """Return the first state dict of each rank, given those of all ranks of one run.
+
+    With hybrid sharding every replica saves the same shards, so all of them or one of each may be
+    given; they may differ in their buffers. Raises ValueError where they differ in weights or
+    optimizer states, or a rank's is missing.
+    """
     wanted = saved[0]["ranks"] if saved else 1
-    if sorted(ranks) != list(range(wanted)):
+    kept: dict[int, dict] = {}
+    for state in saved:
+        first = kept.setdefault(state["rank"], state)
+        if not all(_equal(first.get(k), state.get(k)) for k in ("weights", "optimizer")):
+            raise ValueError(
+                f"Two of the shards are those of rank {state['rank']}, but they differ. Give the "
+                "state dicts of one run that were saved after the same step."
+            )
+    if sorted(kept) != list(range(wanted)) or any(s["ranks"] != wanted for s in saved):
         raise ValueError(
-            f"The model was saved by {wanted} ranks, but the shards are those of ranks {ranks}. "
-            "Give the state dict of every rank once."
+            f"The model was saved by {wanted} ranks, but the shards are those of ranks "
+            f"{[state['rank'] for state in saved]}. Give the state dict of every rank once."
         )
+    return list(kept.values())
+
+
+def _equal(one, other) -> bool:
+    """Return whether two parts of state dicts have the same keys and the same values."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if torch.is_tensor(one) else one == other
 
 
 def cut(entries: list[dict], name: str, shape, first: int, last: int) -> torch.Tensor:
@@ -50,7 +70,7 @@ def cut(entries: list[dict], name: str, shape, first: int, last: int) -> torch.T
 
 def whole(saved: list[dict]) -> dict[str, torch.Tensor]:
     """Join the shards of all ranks: the whole weights by name. It needs no ranks."""
-    check_all(saved)
+    saved = one_of_each(saved)
     joined = {}
     for name in saved[0]["weights"]:
         entries = [state["weights"][name] for state in saved]

@@ -9,10 +9,13 @@ from torch import nn
 
 from lib.parallel.sharded import FSDP
 from lib.parallel.sharded.shards import whole
+from lib.ranks.mesh import mesh
 from lib.single import share
 from tests.every import every
 from tests.parallel.sharded import models
 from tests.parallel.sharded.steps import ruined, state_of
+
+MESH = {"replicas": 2, "shards": 2}
 
 
 def adamw(parameters):
@@ -27,10 +30,10 @@ def train(model, wrapped, optimizer, steps, rank, ranks):
         optimizer.step()
 
 
-def trained(kind, steps, saved=None):
+def trained(kind, steps, saved=None, axes=None):
     """Train for these steps, from shards if there are any; return what was kept and what it is."""
     model = ruined(kind)
-    wrapped = FSDP(model)
+    wrapped = FSDP(model, mesh(**axes) if axes else None)
     optimizer = adamw(wrapped.parameters())
     if saved:
         wrapped.load_sharded_state_dict(saved, optimizer)
@@ -50,6 +53,44 @@ def test_training_goes_on_with_other_numbers_of_ranks(worlds, kind):
     train(model, model, adamw(model.parameters()), range(6), 0, 1)
     for name, value in model.state_dict().items():
         assert torch.allclose(answers[0][1][name], value, rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_the_shards_of_all_ranks_of_a_mesh_are_loaded(worlds, ranks):
+    """Two replicas save two shards each: 2x2 → `ranks` → 2, bit for bit, with optimizer states."""
+    answers = worlds(4).run(trained, models.Images, [0, 1], None, MESH)
+    saved, weights = [state for state, _ in answers], answers[0][1]
+    joined = whole(saved)
+    assert every(torch.equal(joined[name], value) for name, value in weights.items())
+    between = worlds(ranks).run(trained, models.Images, [], saved)
+    found = worlds(2).run(trained, models.Images, [], [state for state, _ in between])
+    for before, (after, _) in zip(saved, found):
+        for name, state in before["optimizer"]["state"].items():
+            for one, other in zip(state.values(), after["optimizer"]["state"][name].values()):
+                values = [v["values"] if isinstance(v, dict) else v for v in (one, other)]
+                assert torch.equal(*values), name
+    for _, state in between:
+        names = [name for name, _ in models.Images().named_parameters()]
+        assert every(torch.equal(state[name], weights[name]) for name in names)
+
+
+def test_training_on_a_mesh_goes_on_without_one(worlds):
+    answers = worlds(4).run(trained, models.Tied, [0, 1], None, MESH)
+    answers = worlds(4).run(trained, models.Tied, [2], [state for state, _ in answers])
+    torch.manual_seed(0)
+    model = models.Tied().double()
+    train(model, model, adamw(model.parameters()), range(3), 0, 1)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(answers[0][1][name], value, rtol=1e-9, atol=1e-12), name
+
+
+def test_shards_of_two_steps_are_not_taken_for_replicas(worlds):
+    first, second = ([state for state, _ in worlds(4).run(trained, models.Twice, steps, None, MESH)]
+                     for steps in ([0], [0, 1]))  # fmt: skip
+    with pytest.raises(ValueError, match="those of rank 0, but they differ"):
+        whole([*first[:2], *second[2:]])
+    with pytest.raises(ValueError, match="shards are those of ranks .0, 0."):
+        whole([first[0], first[2]])
 
 
 def resharded(kind, saved):
