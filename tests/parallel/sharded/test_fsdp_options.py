@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lib.parallel.sharded import FSDP
+from lib.parallel.sharded import FSDP, ShardedDataParallel
 from lib.ranks.mesh import mesh
 from lib.single import share
 from tests import on_gpus
@@ -20,7 +20,8 @@ def on_mesh(kind, axes):
 
 
 OPTIONS = [{"reshard_after_forward": False}, {"reshard_after_forward": 2}, {"prefetch": 0},
-           {"prefetch": 3}, {"units": []}, {"units": nn.Linear}]  # fmt: skip
+           {"prefetch": 3}, {"units": []}, {"units": nn.Linear},
+           {"units": (nn.Linear, nn.LayerNorm)}]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -93,6 +94,42 @@ def test_what_does_not_fit_is_refused_in_words(worlds):
     ]  # fmt: skip
     for message, word in zip(messages, words, strict=True):
         assert word in message and message.endswith(".")
+
+
+def second_blocks(name, module):
+    return name.endswith("blocks.1") and isinstance(module, nn.Module)
+
+
+def chosen_by(rule):
+    wrapped = FSDP(models.Twice(), units=rule)
+    return [unit.name for unit in wrapped.units]
+
+
+def test_a_function_of_name_and_module_chooses_units(worlds):
+    assert worlds(2).run(chosen_by, second_blocks) == [["", "blocks.1"]] * 2
+    found = differences(worlds(2).run(fsdp, models.Twice, options={"units": second_blocks}),
+                        plain(models.Twice))  # fmt: skip
+    assert max(found.values()) < 1e-12, found
+
+
+# --- buffers
+
+
+def spoilt(wrap):
+    """Build a model whose buffers differ on each rank; they are those of the first rank then."""
+    model = models.Images()
+    for buffer in model.buffers():
+        buffer.add_(1 + dist.get_rank())
+    wrap(model)
+    return dict(model.named_buffers())
+
+
+@pytest.mark.parametrize("wrap", [FSDP, ShardedDataParallel])
+def test_all_ranks_begin_with_the_buffers_of_the_first(worlds, wrap):
+    expected = {name: buffer + 1 for name, buffer in models.Images().named_buffers()}
+    for buffers in worlds(4).run(spoilt, wrap):
+        assert buffers.keys() == expected.keys()
+        assert every(torch.equal(buffers[name], value) for name, value in expected.items())
 
 
 # --- a failure in a unit
@@ -173,9 +210,9 @@ def test_accumulated_gradients_are_the_whole_batchs(worlds, how):
     assert len(ledger.where(rank=0, lane="comm", op="reduce_scatter")) == units * times
 
 
-def clipped(kind, norm_type, local):
+def clipped(kind, norm_type, local, axes=None):
     model = ruined(kind)
-    wrapped = FSDP(model)
+    wrapped = FSDP(model, mesh(**axes) if axes else None)
     x, y = share(model.batch(), dist.get_rank(), dist.get_world_size())
     model.loss(wrapped(x), y).backward()
     if local:  # the bug
@@ -195,6 +232,17 @@ def test_the_norm_is_that_of_the_whole_model(world, norm_type):
         assert norm == pytest.approx(expected, rel=1e-12)
         for name, parameter in model.named_parameters():
             assert torch.allclose(gradients[name], parameter.grad, rtol=1e-10, atol=1e-18)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+def test_on_a_mesh_the_norm_counts_each_shard_once(worlds, norm_type):
+    """Replicas hold the same shards, so a norm over all ranks would be too large."""
+    expected = worlds(1).run(clipped, models.Tied, norm_type, False)[0]
+    axes = {"replicas": 2, "shards": 2}
+    for norm, gradients in worlds(4).run(clipped, models.Tied, norm_type, False, axes):
+        assert norm == pytest.approx(expected[0], rel=1e-12)
+        for name, gradient in expected[1].items():
+            assert torch.allclose(gradients[name], gradient, rtol=1e-10, atol=1e-18)
 
 
 def test_the_norm_of_local_shards_is_another_on_each_rank(worlds):
