@@ -137,19 +137,25 @@ def gathers_of(ledger: Ledger, nbytes: int) -> int:
 
 
 def shares(world, shape: GPTShape, batch) -> str:
-    """Write the bytes of Adam's states on each rank after a step of ZeRO-1, ours and PyTorch's."""
-    lines = []
+    """Write what ZeRO-1 keeps and launches, ours and PyTorch's, and whether weights are equal.
+
+    For each of them: the bytes of Adam's states on each rank after a step, and rank 0's collectives
+    in this step of the optimizer, after the gradients are averaged.
+    """
+    lines, weights = [], []
     for whose in ("ours", "PyTorch's"):
-        kept = world.run(states_of, whose, shape, batch)
+        ledger = world.record(zero_1_step, whose, shape, batch)
         lines.append(f"Adam's bytes by rank, ZeRO-1, {whose}:")
-        lines.append("".join(f"{nbytes:>10,}" for nbytes in kept))
-    return "\n".join(lines)
+        lines.append("".join(f"{nbytes:>10,}" for nbytes, _ in ledger.results))
+        lines.append(collectives(calls_of_rank_0(ledger)))
+        weights.append(ledger.results[0][1])
+    return "\n".join([*lines, f"same weights: {all(map(torch.equal, *weights))}"])
 
 
-def late_optimizers(world, wraps: dict, shape: GPTShape, batch) -> str:
-    """Write for each way to shard whether a step changes weights, its optimizer made too early."""
+def late_optimizers(world, theirs, shape: GPTShape, batch) -> str:
+    """Write for `theirs(model)` and FSDP whether a step changes weights, and in which order."""
     lines = []
-    for name, wrap in wraps.items():
+    for name, wrap in (("fully_shard", theirs), ("ours", FSDP)):
         for before in (True, False):
             changed = world.run(late_optimizer, wrap, shape, batch, before)[0]
             when = "before" if before else "after "
@@ -312,23 +318,29 @@ def trained_shards(shape: GPTShape, batch):
     return fsdp.sharded_state_dict(), fsdp.full_state_dict()
 
 
-def load_shards(shape: GPTShape, saved: list[dict]) -> dict[str, torch.Tensor]:
-    """Load the shards of any number of ranks into FSDP; return the whole weights."""
+def load_shards(shape: GPTShape, saved: list[dict], before: dict) -> bool:
+    """Load the shards of any number of ranks into FSDP; say if whole weights are as `before`."""
     fsdp = FSDP(GPT(shape, seed=1))
     fsdp.load_sharded_state_dict(saved)
-    return fsdp.full_state_dict()
+    after = fsdp.full_state_dict()
+    return all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
-def states_of(whose: str, shape: GPTShape, batch) -> int:
-    """Train a step with ZeRO-1, "ours" or "PyTorch's"; return the bytes of Adam's states here."""
+def zero_1_step(whose: str, shape: GPTShape, batch) -> tuple[int, list[torch.Tensor]]:
+    """Train a step with ZeRO-1, "ours" or "PyTorch's"; return Adam's bytes here, and the weights.
+
+    The optimizer's own collectives follow a barrier.
+    """
     kind = {"ours": ZeroRedundancyOptimizer, "PyTorch's": PyTorchsZero}[whose]
     ddp = DistributedDataParallel(GPT(shape))
     optimizer = kind(ddp.parameters(), torch.optim.AdamW, lr=1e-2)
     x, y = share(batch, dist.get_rank(), dist.get_world_size())
     next_token_loss(ddp(x), y).backward()
+    dist.barrier()
     optimizer.step()
     kept = getattr(optimizer, "optim", optimizer).state  # theirs has its share in `optim`
-    return sum(t.nbytes for state in kept.values() for t in state.values() if t.dim())
+    nbytes = sum(t.nbytes for state in kept.values() for t in state.values() if t.dim())
+    return nbytes, [p.detach().clone() for p in ddp.parameters()]
 
 
 def refusal_of(wrap, shape: GPTShape) -> str:

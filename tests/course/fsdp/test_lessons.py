@@ -55,9 +55,9 @@ def test_an_optimizer_made_too_early_changes_nothing_with_fully_shard(world):
 
 def test_shards_of_four_ranks_are_loaded_by_two(world, worlds):
     saved, whole = zip(*world.run(lessons.trained_shards, SHAPE, BATCH))
-    loaded = worlds(2).run(lessons.load_shards, SHAPE, list(saved))
-    for state in loaded:
-        assert every(state[name].equal(whole[0][name]) for name in whole[0])
+    assert worlds(2).run(lessons.load_shards, SHAPE, list(saved), whole[0]) == [True] * 2
+    other = whole[0] | {"blocks.0.tokens.weight": whole[0]["blocks.0.tokens.weight"] + 1}
+    assert worlds(2).run(lessons.load_shards, SHAPE, list(saved), other) == [False] * 2
 
 
 def test_a_model_built_on_the_meta_device_is_never_whole(world):
@@ -200,10 +200,18 @@ def test_a_step_is_timed_beside_its_prediction(worlds):
 def test_our_shares_of_the_states_are_equal_and_pytorchs_are_whole_parameters(worlds):
     world = worlds(4)
     ours, theirs = (
-        world.run(lessons.states_of, who, SHAPE, BATCH) for who in ("ours", "PyTorch's")
+        world.record(lessons.zero_1_step, who, SHAPE, BATCH) for who in ("ours", "PyTorch's")
     )
     each = held(SHAPE.numel, 4, 1, keeping("adamw", "fp32")).optimizer
-    assert ours == [each] * 4 and sum(theirs) == sum(ours) and max(theirs) > each
+    kept = [[nbytes for nbytes, _ in run.results] for run in (ours, theirs)]
+    assert kept[0] == [each] * 4 and sum(kept[1]) == sum(kept[0]) and max(kept[1]) > each
+    calls = [lessons.calls_of_rank_0(run) for run in (ours, theirs)]
+    sent = [[(t["op"], t.count, t.bytes) for t in rows.totals(("op",)) if t.bytes]
+            for rows in calls]  # fmt: skip
+    assert sent == [[("all_gather", 1, SHAPE.nbytes())],
+                    [("broadcast", len(SHAPE.parameters), SHAPE.nbytes())]]  # fmt: skip
+    every_rank = [weights for run in (ours, theirs) for _, weights in run.results]
+    assert every(every(map(torch.equal, every_rank[0], weights)) for weights in every_rank)
 
 
 def test_fully_shard_refuses_what_has_no_dims(worlds):

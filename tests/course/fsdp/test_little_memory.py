@@ -1,0 +1,58 @@
+"""Chapter 3's cache of weights, fused buffers and arena: what is printed and said."""
+
+import pytest
+
+from lib.course.fsdp import lessons, little_memory, slow_chain
+from lib.predict.shape import GPTShape
+from lib.predict.sharded.offload import host_speeds
+from lib.predict.sharded.offload_step import offloaded_step
+from lib.single import Batches
+from tests.course.stored_chapter import shown, stored_chapter, text_of
+
+LAYER = lessons.SMALL.nbytes() // 8
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return stored_chapter("03-fsdp")
+
+
+def test_the_cache_trains_the_same_weights_and_holds_what_fits(notebook):
+    lines = little_memory.cached(slow_chain.speeds()).splitlines()
+    rows = [line.split() for line in lines[1:]]
+    assert [(int(row[0]), int(row[2])) for row in rows] == [(2, 0), (4, 2), (8, 8)]
+    assert [row[3] for row in rows] == [f"{n * LAYER:,}" for n in (2, 4, 8)]
+    assert {row[4] for row in rows} == {"True"}
+    for line in lines:
+        assert line in shown(notebook, "little_memory.tables")
+
+
+def test_a_full_cache_takes_as_long_as_zero_offload_and_a_small_one_longer():
+    speeds, host = slow_chain.speeds(), host_speeds("H100")
+    layer = lessons.LARGE.nbytes() // 8
+    whole = offloaded_step(lessons.LARGE, lessons.ROWS, speeds, host).makespan
+    assert little_memory.seconds_of_step(8 * layer, speeds) == pytest.approx(whole, rel=1e-3)
+    assert little_memory.seconds_of_step(2 * layer, speeds) > 1.4 * whole
+    assert round(1e3 * host.moving(layer), 1) == 1.1
+
+
+def test_whole_gradients_of_zero_2_do_not_grow_with_depth(notebook):
+    table = little_memory.fused_buffers()
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert {row[3] for row in rows} == {"244"}
+    assert float(rows[2][1].replace(",", "")) / float(rows[0][1]) == pytest.approx(2.5, rel=0.02)
+    assert round(50_257 * 1024 * 4 / 1e6) == 206
+    assert table.splitlines()[3] in shown(notebook, "little_memory.tables")
+    assert "holds 244 MB of whole gradients" in text_of(notebook)
+
+
+def test_an_arena_leaves_fewer_holes(worlds, notebook):
+    shape = GPTShape(width=32, layers=4, heads=2, sequence=16)  # as in the chapter
+    run = worlds(4, device="cpu").record(lessons.kept, 3, shape, Batches(8, sequence=16)[0])
+    table = little_memory.holes(run)
+    without, arena = ([int(n.replace(",", "")) for n in line.split()[2:]]
+                      for line in table.splitlines()[1:])  # fmt: skip
+    assert (round(without[0] / 1e6, 2), round(arena[0] / 1e6, 2)) == (0.18, 0.03)
+    assert (without[1], arena[1]) == (2 * 2**20, 4 * 2**20)
+    assert table.splitlines()[2] in shown(notebook, "little_memory.tables")
+    assert "at most 0.03 MB are scattered" in text_of(notebook)
