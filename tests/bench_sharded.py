@@ -97,34 +97,47 @@ def memory(options):
 
 
 def overlap(options):
-    """Slow motion on eight ranks: a step with prefetch and without, and the share hidden."""
+    """Slow motion on eight ranks: a step with prefetch and without, and the share hidden.
+
+    Each figure is the median of `options.launches` new worlds.
+    """
     from tests.parallel.sharded import test_fsdp_overlap as slow
 
-    with World(8, device="cpu") as world:
-        for prefetch in (0, 1):
-            runs = [slow.recorded(world, prefetch) for _ in range(options.launches)]
-            predicted = slow.fsdp_step(slow.SHAPE, [slow.BATCH] * 8, slow.SPEEDS, prefetch=prefetch)
-            a, b = statistics.median(run.makespan for run in runs), predicted.makespan
-            title = f"slow motion, 8 ranks, 12 units, prefetch={prefetch}: recorded / predicted"
-            good = abs(a / b - 1) <= 0.05
-            yield Figure(title, 1e3 * a, 1e3 * b, a / b, "within 5 %", good)
-            a = statistics.median(slow.hidden(run, slow.SPEEDS) for run in runs)
-            b = slow.hidden(predicted, slow.SPEEDS)
-            title = f"share of gathers hidden, prefetch={prefetch}: recorded, predicted"
-            good = abs(a - b) <= 0.05 and (not prefetch or a >= 0.85)
-            must = "within 5 %, at least 85 % with prefetch"
-            yield Figure(title, 100 * a, 100 * b, a / b if b else 1.0, must, good, "% ")
+    runs: dict[int, list] = {0: [], 1: []}
+    for _ in range(options.launches):
+        with World(8, device="cpu") as world:
+            for prefetch, ledgers in runs.items():
+                ledgers.append(slow.recorded(world, prefetch))
+    for prefetch, ledgers in runs.items():
+        predicted = slow.fsdp_step(slow.SHAPE, [slow.BATCH] * 8, slow.SPEEDS, prefetch=prefetch)
+        a, b = statistics.median(run.makespan for run in ledgers), predicted.makespan
+        title = f"slow motion, 8 ranks, 12 units, prefetch={prefetch}: recorded / predicted"
+        good = abs(a / b - 1) <= 0.05
+        yield Figure(title, 1e3 * a, 1e3 * b, a / b, "within 5 %", good)
+        a = statistics.median(slow.hidden(run, slow.SPEEDS) for run in ledgers)
+        b = slow.hidden(predicted, slow.SPEEDS)
+        title = f"share of gathers hidden, prefetch={prefetch}: recorded, predicted"
+        good = abs(a - b) <= 0.05 and (not prefetch or a >= 0.85)
+        must = "within 5 %, at least 85 % with prefetch"
+        ratio = a / b if b > 1e-3 else 1.0  # none is hidden
+        yield Figure(title, 100 * a, 100 * b, ratio, must, good, "% ")
 
 
 def wall(options):
-    """FSDP's step on two ranks by the clock, beside this machine's prediction; it never fails."""
-    with World(2, device="cpu") as world:
-        machine = calibrate(world, again=True, quiet=True)
-        for _ in range(options.launches):
+    """FSDP's step on two ranks by the clock, beside this machine's prediction; it never fails.
+
+    The figure is the median ratio of `options.launches` new worlds, each calibrated by itself.
+    """
+    found = []
+    for _ in range(options.launches):
+        with World(2, device="cpu") as world:
+            machine = calibrate(world, again=True, quiet=True)
             *_, (_, ours, real) = compared_by_clock(world, machine, CHAIN, ROWS, options.repeats)
-            error = f"{ours / real - 1:+.0%}"
-            title = f"wall clock, 2 ranks, chain of 4 layers: predicted, measured, error {error}"
-            yield Figure(title, 1e3 * ours, 1e3 * real, ours / real, "printed only", True)
+            found.append((ours / real, 1e3 * ours, 1e3 * real))
+    ratio, ours, real = statistics.median_low(found)
+    errors = ", ".join(f"{each - 1:+.0%}" for each, *_ in found)
+    title = f"wall clock, 2 ranks, chain of 4 layers: predicted, measured, errors {errors}"
+    yield Figure(title, ours, real, ratio, "printed only; aim: within 15 %", True)
 
 
 def main():
