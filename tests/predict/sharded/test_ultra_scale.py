@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from lib.predict.sharded.models import model
+from lib.predict.sharded.models import LlamaShape, model
 from lib.predict.sharded.published import tables
+from lib.predict.sharded.states import convention, held
 from lib.predict.sharded.ultra_scale import (
     GIB,
     activations_with_scores,
@@ -56,3 +57,18 @@ def test_how_far_the_parameters_of_8b_are_off():
     eight = model("Llama 3 8B")
     counted = parameters_of_a_gpt(eight, 1024)
     assert f"{counted / 1e9:.2f}" == "6.97" and round(100 * (1 - counted / eight.numel)) == 13
+
+
+def test_the_measured_memory_of_data_parallelism_is_constant_and_does_not_recompute():
+    measured = TABLE["data_parallel"]
+    shape = LlamaShape(**measured["shape"])
+    numel = shape.numel - shape.vocabulary * shape.width  # the head is the embedding
+    assert f"{numel / 1e9:.2f}" == "1.34"
+    states = {held(numel, n, 0, convention("Megatron-LM")).total for n in measured["gpus"]}
+    (states,) = states  # DDP's do not depend on the ranks
+    left = measured["memory_gb"] - states / 1e9
+    activations = 2 * figure(shape, measured["sequence"]).activations
+    assert (f"{states / 1e9:.1f}", f"{left:.1f}") == ("24.2", "12.5")
+    assert f"{activations / 1e9:.1f}" == "9.1" and "It does not recompute" in measured["note"]
+    for word in ("24.2", "12.5", "9.1"):
+        assert word in measured["note"]
