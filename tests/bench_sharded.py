@@ -3,6 +3,14 @@
     python tests/bench_sharded.py [--repeats 20] [--launches 3] [--only steps,memory,overlap,wall]
 
 Each figure is the median of `launches` new worlds; a world's figure is the ratio of two medians.
+
+What it gave on a virtual machine with two busy cores (`memory` and `overlap` do not depend on it):
+
+* memory: FSDP's peak is fully_shard's to the byte (1.000 on 2 and 4 ranks); that of ZeRO-1 is 0.999
+  and 0.997 of PyTorch's.
+* overlap: 12.151 ms without prefetch and 7.060 ms with it, both as predicted (1.000); 91.7 % of the
+  gathers are hidden with it.
+* wall: errors of -36 %, -36 % and +2 % in three launches, while other programs ran.
 """
 
 import statistics
