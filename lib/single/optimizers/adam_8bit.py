@@ -22,13 +22,15 @@ Source: Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (ar
 with blocks of 2,048; bitsandbytes, the authors' library, now uses 256.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from lib.predict.arguments import whole
 from lib.single.optimizers.adam import AdamW
 from lib.single.optimizers.code_maps import CodeMap, code_map
-from lib.single.optimizers.listwise import counted, counter
+from lib.single.optimizers.listwise import counted, counter, short_lists, with_gradient
 
 CHUNK = 2**18  # numbers that are decoded at a time on a CPU, in 4 MiB of memory to work in
 GPU_CHUNK = 2**24
@@ -61,6 +63,13 @@ class Adam8bit(AdamW):
             for name, value in own.items():
                 group.setdefault(name, value)
 
+    def lists(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield all parameters of one device and dtype that have a gradient as one list."""
+        alike: dict[tuple, list[Tensor]] = {}
+        for parameter in with_gradient(parameters, type(self).__name__):
+            alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+        yield from alike.values()
+
     def update(self, group: dict, parameters: list[Tensor]) -> None:
         """Update these parameters: small ones as AdamW does, others in chunks of whole blocks."""
         by_size: tuple[list, list] = [], []
@@ -68,8 +77,8 @@ class Adam8bit(AdamW):
             small = parameter.numel() < group["smallest"] and parameter.dtype == torch.float32
             by_size[small].append(parameter)
         large, small_ones = by_size
-        if small_ones:
-            super().update(group, small_ones)
+        for together in short_lists(small_ones):
+            super().update(group, together)
         for parameter in large:
             if not self.state[parameter]:
                 state = first_state(parameter.numel(), parameter.device, group)

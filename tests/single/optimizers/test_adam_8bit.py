@@ -102,6 +102,18 @@ def test_small_tensors_keep_32_bits():
     assert not torch.equal(weights, trained(start, pushed, adam)[0])
 
 
+def test_small_tensors_are_updated_together_also_between_large_ones(monkeypatch):
+    """Each list has a few calls for any number of parameters, which small ones share."""
+    lengths, plain = [], torch._foreach_sqrt
+    counted = lambda tensors: lengths.append(len(tensors)) or plain(tensors)
+    monkeypatch.setattr(torch, "_foreach_sqrt", counted)
+    parameters = [nn.Parameter(torch.ones(n)) for n in (10, 2**18, 20, 2**18, 30)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    Adam8bit(parameters, RATE).step()
+    assert lengths == [3]
+
+
 def test_the_error_of_a_step_is_small_on_numbers_of_many_sizes():
     start, pushed = torch.zeros(10_000), gradients(10_000, 20)
     exact = trained(start, pushed, adam)[0]

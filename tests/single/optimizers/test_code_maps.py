@@ -65,6 +65,19 @@ def test_nearest_of_numbers_of_all_sizes(kind, signed):
     assert torch.equal(one.nearest(x).long(), codes)
 
 
+@every_map
+@pytest.mark.parametrize("numel", [1, 255, 256, 700, 768])
+def test_decoding_is_the_value_of_each_code_times_its_maximum(kind, signed, numel):
+    """To the bit, for codes in any order, in blocks of 256 of which the last may be shorter."""
+    draws = torch.Generator().manual_seed(0)
+    codes = torch.randint(256, (numel,), dtype=torch.uint8, generator=draws)
+    maxima = torch.rand(-(-numel // 256), generator=draws)
+    one = code_map(kind, signed)
+    pairs = zip(codes.tolist(), maxima.repeat_interleave(256)[:numel])
+    expected = torch.stack([one.values[code] * top for code, top in pairs])
+    assert torch.equal(one.decode(codes, maxima, 256), expected)
+
+
 @pytest.mark.parametrize("numel", [1, 7, 64, 100])  # by vectors of the processor, and one by one
 @pytest.mark.parametrize("kind", ["dynamic", "linear"])
 def test_zero_has_one_code_whatever_its_sign(kind, numel):
