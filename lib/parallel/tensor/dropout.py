@@ -44,7 +44,8 @@ class SplitNoise:
             whole = list(sizes)
             whole[dim] *= self.ranks
             mask = dropout(x.new_ones(whole), p)  # as the plain model draws it
-            return mask.narrow(dim, self.rank * sizes[dim], sizes[dim])
+            # A copy, because a view would keep the mask of all ranks until backward.
+            return mask.narrow(dim, self.rank * sizes[dim], sizes[dim]).clone()
         mask = x.new_empty(sizes).bernoulli_(1 - p, generator=self._generator(x.device))
         return mask.div_(1 - p)
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lib.single.vocabulary import check_targets
+
 
 def vocab_parallel_cross_entropy(
     logits: Tensor, targets: Tensor, group=None, *, vocabulary: int | None = None,
@@ -30,7 +32,7 @@ def vocab_parallel_cross_entropy(
     entries = logits.shape[-1] * dist.get_world_size(group)
     vocabulary = entries if vocabulary is None else vocabulary
     ignored = targets == ignore_index
-    _check(targets, ignored, vocabulary)
+    check_targets(targets, ignored, vocabulary)
     flat = logits.flatten(0, -2), targets.flatten()
     losses = _Loss.apply(*flat, ignored.flatten(), group, vocabulary, label_smoothing)
     if reduction == "none":
@@ -47,7 +49,7 @@ class _Loss(torch.autograd.Function):
         width = logits.shape[1]
         first = dist.get_rank(group) * width
         real = min(max(vocabulary - first, 0), width)  # columns that are not padding
-        largest = logits.amax(1)
+        largest = logits[:, :real].amax(1) if real else logits.new_full((len(logits),), -torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         shifted = logits.to(torch.promote_types(logits.dtype, torch.float32)) - largest[:, None]
         local = targets - first
@@ -81,12 +83,3 @@ class _Loss(torch.autograd.Function):
         if ctx.of_each:
             of_logits[:, : ctx.real] -= ctx.of_each * gradient
         return of_logits.to(ctx.dtype), None, None, None, None, None
-
-
-def _check(targets: Tensor, ignored: Tensor, vocabulary: int) -> None:
-    """Refuse targets outside the vocabulary, where looking costs nothing (on the CPU)."""
-    if targets.is_cpu and (~ignored & ((targets < 0) | (targets >= vocabulary))).any():
-        raise IndexError(
-            f"A target is outside the vocabulary of {vocabulary} tokens. Give targets from 0 to "
-            f"{vocabulary - 1}, or the ignore_index."
-        )

@@ -37,12 +37,13 @@ def tensor_parallel(
     chosen = assignments(model, plan_of(model) if plan is None else plan)
     tied = _tied(model)
     same_everywhere(model, group)
-    for tensor in (*model.parameters(), *model.buffers()):
-        from_first(tensor, group)
     made = _made(model, chosen, group, seed)
     _refuse_halves(model, made, tied)
     numbers = _divided(model, chosen, dist.get_world_size(group))
+    for tensor in (*model.parameters(), *model.buffers()):  # nothing can be refused any more
+        from_first(tensor, group)
     for name, module in made.items():
+        _fill(module, model.get_submodule(name))
         model.set_submodule(name, module)
     for owner, key, share in numbers:
         setattr(owner, key, share)
@@ -71,6 +72,16 @@ def _made(model, chosen, group, seed) -> dict[str, nn.Module]:
             by_module[id(full)].train(full.training)
         made[name] = by_module[id(full)]
     return made
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, full: nn.Module) -> None:
+    """Give the parts of a split module their numbers of the whole one."""
+    for path, part in module.named_modules():
+        if isinstance(part, SplitModule):
+            whole = full.get_submodule(path)
+            for key, place in part.placements.items():
+                part.get_parameter(key).copy_(place.shard(whole.get_parameter(key), part.rank))
 
 
 def _divided(model, chosen, ranks) -> list[tuple[nn.Module, str, int]]:

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 
 from lib.parallel.tensor.linear import ColumnLinear, SplitModule
 from lib.parallel.tensor.placements import Split
+from lib.single.vocabulary import check_tokens
 
 
 class VocabParallelEmbedding(SplitModule):
@@ -80,15 +81,8 @@ class VocabParallelLinear(ColumnLinear):
 
 
 def local_rows(tokens: Tensor, rows: Split, first: int) -> tuple[Tensor, Tensor]:
-    """Return the row of each token on this rank, 0 for tokens of others, and whether it is here.
-
-    Raises IndexError for a token outside the vocabulary, where looking costs nothing (on the CPU).
-    """
-    if tokens.is_cpu and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < rows.length:
-        raise IndexError(
-            f"Tokens from {tokens.min()} to {tokens.max()} were given, but the vocabulary has "
-            f"tokens 0 to {rows.length - 1}."
-        )
+    """Return the row of each token on this rank, 0 for tokens of others, and whether it is here."""
+    check_tokens(tokens, rows.length)
     local = tokens - first
     inside = (local >= 0) & (local < rows.share)
     return local.masked_fill(~inside, 0), inside

@@ -58,10 +58,10 @@ def theirs(name, ranks, sequence=False):
                                                         model.state_dict().items()}}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["plain", "two keys"])
-def test_a_step_is_dtensors(worlds, name):
-    expected = worlds(2).run(theirs, name, 2)[0]
-    found = differences(worlds(2).run(spread, name), expected)
+@pytest.mark.parametrize(("name", "ranks"), [("plain", 2), ("two keys", 2), ("plain", 4)])
+def test_a_step_is_dtensors(worlds, name, ranks):
+    expected = worlds(ranks).run(theirs, name, ranks)[0]
+    found = differences(worlds(ranks).run(spread, name), expected)
     assert max(found.values()) < 1e-10, found
 
 

@@ -1,11 +1,15 @@
 """Other people's models, split by a plan, and what a plan is refused for."""
 
+import copy
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lib.parallel.tensor import assert_replicated, plain_gradients, tensor_parallel, to_plain
 from lib.single import GPT, MLP
+from tests.every import every
 from tests.parallel.tensor import models
 from tests.parallel.tensor.steps import batches, differences, ruined, trained
 
@@ -73,12 +77,13 @@ def refused(kind, plan):
         "tied": lambda: models.gpt("tied"),
         "gpt of three heads": lambda: GPT(models.SHAPE.__class__(width=24, heads=3)),
     }[kind]
-    model = make()
-    before = str(model)
+    model = ruined(make())
+    before, weights = str(model), copy.deepcopy(model.state_dict())
     try:
         tensor_parallel(model, None, plan)
     except ValueError as error:
         assert str(model) == before, "it was changed"
+        assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
         return str(error)
 
 
@@ -101,6 +106,43 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_and_nothing_is_changed(worlds, kind, plan, words):
     for text in worlds(2).run(refused, kind, plan):
         assert text.startswith(words), text
+
+
+def with_buffers():
+    """A model with a buffer, in evaluation, on ranks that all have other numbers."""
+    model = ruined(nn.ModuleDict({"up": nn.Linear(4, 6), "norm": nn.BatchNorm1d(6)})).eval()
+    model["norm"].running_mean += dist.get_rank()
+    first = copy.deepcopy(model.state_dict())
+    tensor_parallel(model, None, {"up": "gathered column"})
+    held = [p.untyped_storage().nbytes() == p.nbytes for p in model["up"].parameters()]
+    state = to_plain(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), model["norm"].running_mean):
+            tensor.add_(1)  # the state dict must not see it
+    return first, state, all(held), any(part.training for part in model.modules())
+
+
+def test_all_ranks_begin_with_what_the_first_has_and_keep_no_more_than_their_part(worlds):
+    answers = worlds(2).run(with_buffers)
+    (first, *_) = answers[0]
+    for _, state, holds_its_part_alone, trains in answers:
+        assert state.keys() == first.keys() and "norm.running_mean" in state
+        assert every(torch.equal(state[name], value) for name, value in first.items())
+        assert holds_its_part_alone and not trains
+
+
+def of_other_sizes():
+    """Ranks that build other models, which the plan would split without an error."""
+    try:
+        tensor_parallel(nn.ModuleDict({"up": nn.Linear(4, 6 + 2 * dist.get_rank())}), None,
+                        {"up": "column"})  # fmt: skip
+    except ValueError as error:
+        return str(error)
+
+
+def test_models_that_differ_are_refused(worlds):
+    for text in worlds(2).run(of_other_sizes):
+        assert text.startswith("The models differ: rank 0 of the group has up.weight [6, 4]")
 
 
 class Interleaved(nn.Module):

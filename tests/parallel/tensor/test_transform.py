@@ -10,11 +10,13 @@ from lib.parallel.tensor import (
     clip_grad_norm_,
     load_plain,
     plain_gradients,
+    sequence_parallel,
     tensor_parallel,
     to_plain,
     vocab_parallel_cross_entropy,
 )
 from lib.predict.shape import GPTShape
+from lib.ranks.mesh import mesh
 from lib.single import GPT
 from tests.parallel.tensor import models
 from tests.parallel.tensor.steps import batches, trained
@@ -155,6 +157,25 @@ def test_keys_that_neighbours_share_are_compared_too(worlds):
         assert found.startswith(f"{text} differs from rank 2, by at most 1.")
 
 
+def diverged_beside_others():
+    """Two groups of two ranks with other models; a rank of the second one changes a norm."""
+    here = mesh(dp=2, tp=2)
+    model = tensor_parallel(GPT(models.SHAPE, seed=here["dp"].rank), here["tp"].group)
+    assert_replicated(model)  # of its own group: the two groups differ
+    if dist.get_rank() == 3:
+        model.get_parameter("blocks.1.norm2.weight").data[3] += 1
+    try:
+        assert_replicated(model)
+    except AssertionError as error:
+        return str(error)
+
+
+def test_a_model_is_compared_within_its_group(worlds):
+    *same, one, two = worlds(4).run(diverged_beside_others)
+    assert same == [None, None] and one == two
+    assert one.startswith("blocks.1.norm2.weight is not replicated any more: on rank 1 of the")
+
+
 def other_buffers():
     """A plain model, which nobody has split, with a buffer that differs."""
     model = torch.nn.BatchNorm1d(4)
@@ -217,6 +238,44 @@ def test_each_rank_drops_others_of_a_split_tensor(worlds):
     assert one != two and set(one) == set(two) == {0.0, 2.0}
     one, two = worlds(2).run(masks, None, True)
     assert one == two, "a shipped bug: equal seeds on split tensors repeat the mask"
+
+
+def masks_that_are_kept(seed):
+    """Bytes of the largest mask that backward keeps of a split tensor, of 64 numbers on a rank."""
+    from lib.parallel.tensor import SplitDropout
+
+    drop, kept = SplitDropout(torch.nn.Dropout(0.5), seed=seed), []
+
+    def noted(tensor):
+        kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(noted, lambda tensor: tensor):
+        drop(torch.ones(64, requires_grad=True))
+    return max(kept)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_rank_keeps_its_own_part_of_a_mask(worlds, seed):
+    """Without a seed it draws the mask of all ranks, and does not keep it."""
+    assert worlds(2).run(masks_that_are_kept, seed) == [4 * 64] * 2
+
+
+def masks_of_a_model(transform):
+    """The masks that each split dropout of a model draws first, in the order of its parts."""
+    from lib.parallel.tensor.dropout import SplitNoise
+
+    model = transform(models.gpt("dropout"), seed=3)
+    noises = [one.noise for part in model.modules() for one in (part, getattr(part, "core", None))
+              if isinstance(getattr(one, "noise", None), SplitNoise)]  # fmt: skip
+    return [noise.like(torch.ones(64), (64,), 0, 0.5).tolist() for noise in noises]
+
+
+@pytest.mark.parametrize(("transform", "count"), [(tensor_parallel, 2), (sequence_parallel, 7)])
+def test_no_two_parts_and_no_two_ranks_draw_one_mask(worlds, transform, count):
+    one, two = worlds(2).run(masks_of_a_model, transform)
+    assert len(one) == len(two) == count
+    assert len({tuple(mask) for mask in one + two}) == 2 * count
 
 
 def own_seeds(name):

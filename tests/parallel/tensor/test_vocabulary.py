@@ -72,6 +72,55 @@ def test_a_loss_is_the_whole_one(world, vocabulary, options):
     assert max(world.run(lost, vocabulary, options)) < 1e-12
 
 
+def lost_of_another_head(vocabulary, options, added):
+    """Logits whose padding has a number in place of -inf: the loss and its gradient, unlike whole.
+
+    Backward begins with 2, as behind a factor of the loss.
+    """
+    torch.manual_seed(2)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    logits = 3 * torch.randn(20, vocabulary).double()
+    targets = torch.randint(vocabulary, (20,))
+    targets[3] = options.get("ignore_index", -100)
+    padding = torch.full((20, -vocabulary % ranks), added).double()
+    own = torch.cat([logits, padding], 1).chunk(ranks, 1)[rank].clone().requires_grad_()
+    logits.requires_grad_()
+    expected = cross_entropy(logits, targets, **options)
+    found = vocab_parallel_cross_entropy(own, targets, vocabulary=vocabulary, **options)
+    for loss in (expected, found):
+        (2 * loss.sum()).backward()
+    gradient = torch.cat([logits.grad, torch.zeros_like(padding)], 1).chunk(ranks, 1)[rank]
+    return max((a - b).abs().max().item() for a, b in ((found, expected), (own.grad, gradient)))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_padding_counts_nowhere_whatever_it_holds(world, options):
+    """1e4 is so far above all other logits that exp gives 0 for each of them."""
+    for vocabulary in VOCABULARIES:
+        for added in (7.0, 1e4):
+            assert max(world.run(lost_of_another_head, vocabulary, options, added)) < 1e-12
+
+
+def of_padding(vocabulary):
+    """The part of the logits that is padding, and the loss if nobody says that there is any."""
+    torch.manual_seed(3)
+    full, x = nn.Linear(6, vocabulary).double(), torch.randn(4, 6).double()
+    targets = torch.randint(vocabulary, (4,))
+    head = VocabParallelLinear(full)
+    logits = head(x)
+    real = vocabulary - head.rank * logits.shape[1]
+    loss = vocab_parallel_cross_entropy(logits, targets)
+    return logits[:, max(real, 0) :].flatten().tolist(), (loss - cross_entropy(full(x), targets))
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_padded_head_gives_no_probability_to_its_padding(world, vocabulary):
+    answers = world.run(of_padding, vocabulary)
+    added = [one for padding, _ in answers for one in padding]
+    assert added == [-torch.inf] * (4 * (-vocabulary % len(world)))
+    assert max(apart.abs().item() for _, apart in answers) < 1e-12
+
+
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_gathered_logits_are_the_whole_ones(world, vocabulary):
     assert max(world.run(lost, vocabulary, {}, True)) < 1e-12
@@ -102,7 +151,7 @@ def refused(what):
         elif what == "reduction":
             vocab_parallel_cross_entropy(torch.zeros(2, 4), torch.tensor([1, 7]), reduction="x")
         else:
-            VocabParallelEmbedding(full)(torch.tensor([5]))
+            VocabParallelEmbedding(full)(torch.tensor([5 if what == "token" else -1]))
     except (ValueError, IndexError) as error:
         return str(error)
 
@@ -111,6 +160,7 @@ def refused(what):
     ("what", "words"),
     [
         ("token", "Tokens from 5 to 5 were given, but the vocabulary has tokens 0 to 4."),
+        ("below", "Tokens from -1 to -1 were given, but the vocabulary has tokens 0 to 4."),
         ("max_norm", "An embedding with max_norm=1.0 cannot be split by vocabulary."),
         ("target", "A target is outside the vocabulary of 8 tokens."),
         ("reduction", "No reduction is called 'x'. Choose mean, sum or none."),
