@@ -22,7 +22,8 @@ from lib.ranks.mesh import Mesh
 class GridLayerNorm(Tiled):
     """A layer norm on tiles of the stream, made from the whole layer, equal on all ranks.
 
-    Statistics are computed in float32 at least. Raises ValueError where D does not divide.
+    Statistics are computed in float32 at least. The bias may be None. Raises ValueError where D
+    does not divide.
     """
 
     def __init__(self, full: nn.LayerNorm, mesh: Mesh, kind: str):
@@ -42,9 +43,10 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, layer):
         mean, inverse = _statistics(x, layer)
-        ctx.layer = layer
+        ctx.layer, ctx.has_bias = layer, bias is not None
         ctx.save_for_backward(x, weight, mean, inverse)
-        return ((x - mean) * inverse * weight + bias).to(x.dtype)
+        y = (x - mean) * inverse * weight
+        return (y if bias is None else y + bias).to(x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
@@ -60,7 +62,8 @@ class _Norm(torch.autograd.Function):
         first, second = sums.unsqueeze(-1) / entries
         dx = inverse * (sloped - first - normal * second)
         over_rows.wait()
-        return dx.to(x.dtype), both[0].to(weight.dtype), both[1].to(weight.dtype), None
+        of_weight, of_bias = both.to(weight.dtype)
+        return dx.to(x.dtype), of_weight, of_bias if ctx.has_bias else None, None
 
 
 def _statistics(x: Tensor, layer: GridLayerNorm) -> tuple[Tensor, Tensor]:

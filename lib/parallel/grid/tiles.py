@@ -5,6 +5,7 @@
 A dim that several axes split is cut along the first of them, and each piece along the next.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,13 @@ class Tile(NamedTuple):
                 length = equal_share(entries, axis.size, f"Dim {dim} has {{}} entries", ranks)
                 tile = tile.narrow(dim, axis.rank * length, length)
         return tile.clone(memory_format=torch.contiguous_format)
+
+    def whole(self, tile: Tensor, mesh: Mesh) -> list[int]:
+        """Return the shape of the plain parameter of which `tile` is this rank's part."""
+        sizes = [entries * prod(mesh[axis].size for axis in axes)
+                 for entries, axes in zip(tile.shape, self.dims)]  # fmt: skip
+        sizes = sizes[::-1] if self.transposed else sizes
+        return [self.length, *sizes[1:]]
 
     @torch.no_grad()
     def join(self, tile: Tensor, mesh: Mesh) -> Tensor:

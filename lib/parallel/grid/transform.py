@@ -40,8 +40,8 @@ def grid_parallel(
     check_model(model.shape, grid)
     everyone = mesh[tuple(mesh.axes)].group
     same_everywhere(model, everyone)
-    for parameter in model.parameters():
-        from_first(parameter, everyone)
+    for tensor in (*model.parameters(), *model.buffers()):
+        from_first(tensor, everyone)
     options = {"keep_gathered": keep_gathered} if kind == "3d" else {"overlap": overlap}
     vocabulary = grid.padded(model.shape.vocabulary)
     for block in model.blocks.values():
@@ -96,15 +96,18 @@ def tiles_of(model: nn.Module) -> dict[str, tuple[nn.Module, str, Tile]]:
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Gather the state dict of the plain model, without padding, on every rank."""
-    return {
-        full: tile.join(getattr(module, name), module.mesh)
-        for full, (module, name, tile) in tiles_of(model).items()
-    }
+    state = {name: tensor.detach().clone() for name, tensor in _replicated(model).items()}
+    for full, (module, name, tile) in tiles_of(model).items():
+        state[full] = tile.join(getattr(module, name), module.mesh)
+    return state
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Gather the whole gradients by the plain model's names; None where there is none."""
     gradients = {}
+    for name, tensor in _replicated(model).items():
+        if isinstance(tensor, nn.Parameter):
+            gradients[name] = None if tensor.grad is None else tensor.grad.clone()
     for full, (module, name, tile) in tiles_of(model).items():
         gradient = getattr(module, name).grad
         gradients[full] = None if gradient is None else tile.join(gradient, module.mesh)
@@ -115,14 +118,30 @@ def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
 def load_full_state_dict(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load a state dict of the plain model, which every rank has; each keeps its tiles of it.
 
-    Raises ValueError where its names are not the model's.
+    Raises ValueError, and leaves the model as it is, where its names or shapes are not the model's.
     """
-    tiles = tiles_of(model)
-    if differing := sorted(tiles.keys() ^ state.keys()):
+    tiles, replicated = tiles_of(model), _replicated(model)
+    if differing := sorted((tiles.keys() | replicated.keys()) ^ state.keys()):
         holder = "state dict" if differing[0] in state else "model"
         raise ValueError(
             f"{differing[0]} is only in the {holder}, and {len(differing)} names are not in both. "
             "Load the state dict of a plain GPT with the same shape."
         )
+    shapes = {full: tile.whole(getattr(m, name), m.mesh) for full, (m, name, tile) in tiles.items()}
+    for full, shape in (shapes | {n: list(t.shape) for n, t in replicated.items()}).items():
+        if list(state[full].shape) != shape:
+            raise ValueError(
+                f"{full} of the state dict has the shape {list(state[full].shape)}, and in the "
+                f"model it has {shape}. Load the state dict of a plain GPT with the same shape."
+            )
     for full, (module, name, tile) in tiles.items():
         getattr(module, name).copy_(tile.cut(state[full], module.mesh))
+    for name, tensor in replicated.items():
+        tensor.copy_(state[name])
+
+
+def _replicated(model: nn.Module) -> dict[str, Tensor]:
+    """Return what every rank keeps whole, parameters and buffers that no layer of the grid has."""
+    tiles = tiles_of(model)
+    own = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in own.items() if name not in tiles}

@@ -25,6 +25,7 @@ from lib.parallel.grid.tiles import Tiled, check_axes, samples_each, share
 from lib.predict.tensor.grids import INSIDE, STREAM, TABLE
 from lib.ranks import collectives
 from lib.ranks.mesh import Mesh
+from lib.single.vocabulary import check_targets, check_tokens
 
 
 class Table(Tiled):
@@ -40,7 +41,8 @@ class GridEmbedding(nn.Module):
 
     All ranks give the same tokens. Positions [S, D/columns] are equal on ranks with the same
     columns, whose gradients are summed. Made from the plain model's embedding; `padded` is V with
-    its padding. Raises ValueError where a batch does not divide.
+    its padding. Raises ValueError where a batch does not divide, and on the CPU IndexError for
+    a token outside the vocabulary.
     """
 
     def __init__(self, full: nn.Module, mesh: Mesh, kind: str, padded: int):
@@ -53,6 +55,7 @@ class GridEmbedding(nn.Module):
         self.positions = None if learned is None else Table(learned, mesh, kind, ())
 
     def forward(self, tokens: Tensor) -> Tensor:
+        check_tokens(tokens, self.tokens.tiles["weight"].length)
         samples_each(tokens.shape[0], STREAM[self.kind].rows, self.mesh)
         table = self.tokens.weight
         if self.kind == "2.5d":
@@ -86,13 +89,16 @@ def grid_cross_entropy(
     token whose target is `ignore_index` does not count. Two numbers a token are summed over the
     axis of the vocabulary, after their largest logits are compared; with `label_smoothing` three.
     `vocabulary` is V where it was padded; the grid's head gives -inf for what was added, so it is
-    needed with label smoothing only, or for logits of another head.
+    needed with label smoothing only, or for logits of another head. Raises IndexError on the CPU
+    for a target outside the vocabulary.
     """
     side = INSIDE[kind]
-    counted = (targets != ignore_index).sum()
+    ignored = targets == ignore_index
+    counted = (~ignored).sum()
     own = share(targets, side.rows, mesh).flatten()
     axes = mesh[side.columns], mesh[side.rows]
     vocabulary = logits.shape[-1] * axes[0].size if vocabulary is None else vocabulary
+    check_targets(targets, ignored, vocabulary)
     return _Loss.apply(
         logits.flatten(0, -2), own, counted, ignore_index, *axes, vocabulary, label_smoothing
     )
