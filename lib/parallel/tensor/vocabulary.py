@@ -11,7 +11,6 @@ Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), section 3.
 
 import math
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
@@ -71,8 +70,7 @@ class VocabParallelLinear(ColumnLinear):
             return y[..., : rows.length]
         real = min(max(rows.length - self.rank * rows.share, 0), rows.share)
         if real < rows.share:
-            added = torch.arange(rows.share, device=y.device) >= real
-            y = y.masked_fill(added, -math.inf)
+            y[..., real:].fill_(-math.inf)  # in place: no second tensor of logits, no mask kept
         return y
 
     def extra_repr(self) -> str:

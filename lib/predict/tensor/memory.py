@@ -4,6 +4,11 @@ For each token a layer keeps 4 D numbers that every rank has whole (the inputs o
 and of up), and the share of everything between: q, k, v, the result of attention, the hidden layer
 before and after its GELU. So the more ranks, the more of a rank's activations are copies.
 
+Dropout keeps its mask, a number for each of its inputs (on a GPU a byte, which is not counted
+here): 2 D in a layer and D after the embedding, whole on every rank. Attention with dropout is not
+one kernel: a rank keeps q, k and v of its heads, for each head and pair of tokens the probability,
+its mask and their product, and once for each pair of tokens whether it is masked.
+
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, where a layer keeps, in 2 bytes a
 number and with dropout, sbh·(10 + 24/t + 5as/(ht)) bytes.
 """
@@ -33,22 +38,33 @@ def activations(
 ) -> int:  # fmt: skip
     """Return the bytes that autograd keeps on each rank after forward, without the loss.
 
-    Raises ValueError for dropout, whose masks are not counted here.
+    Dropout keeps what it keeps on the CPU.
     """
-    if shape.dropout:
-        raise ValueError("What dropout keeps on a rank is not known here. Choose dropout=0.")
     share, d = share_of(shape, ranks, vocabulary=vocabulary), shape.width
     s, keys = length_of(shape, sequence), share.kv_heads * shape.head_size
     queries = share.heads * shape.head_size
     turned = shape.positions == "rotary"
     copied = 1 < share.kv_heads < share.heads
-    between = 2 * queries + 2 * keys + (queries + keys if turned else queries if copied else 0)
-    layer = (4 * d + 4 + between + 2 * share.hidden) * itemsize + share.heads * max(itemsize, 4)
     tokens = whole(batch, "batch") * s
-    kept = tokens * (shape.layers * layer + (2 * d + 2) * itemsize)
+    if shape.dropout:
+        # With one sample q is used where it lies, beside k and v; otherwise it is copied.
+        in_place = 1 in (batch, s, share.heads) and not (turned or copied)
+        between = 4 * queries + 3 * share.heads * s + (2 * keys if in_place else 0)
+        statistics, pairs = 0, shape.layers * s * s
+    else:
+        between = 2 * queries + 2 * keys + (queries + keys if turned else queries if copied else 0)
+        statistics, pairs = share.heads * max(itemsize, 4), 0
+    layer = (4 * d + 4 + between + 2 * share.hidden) * itemsize + statistics
+    kept = tokens * (shape.layers * layer + (2 * d + 2) * itemsize) + pairs
+    kept += tokens * masks(shape) * itemsize
     kept += 8 * s if not turned else shape.layers * 2 * s * shape.head_size * itemsize
     # A split embedding keeps the row of each token (8 bytes), and whether it has it (1).
     return kept + (9 * tokens if vocabulary else 0)
+
+
+def masks(shape: GPTShape) -> int:
+    """Return the numbers of the masks of dropout between a GPT's split regions, for each token."""
+    return (2 * shape.layers + 1) * shape.width if shape.dropout else 0
 
 
 def loss(

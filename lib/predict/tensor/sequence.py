@@ -50,12 +50,12 @@ def activations(
 ) -> int:
     """Return the bytes that autograd keeps on each rank after forward, without the loss.
 
-    Raises ValueError for dropout, whose masks are not counted here.
+    Dropout keeps what it keeps on the CPU; its masks are of a rank's own tokens and heads.
     """
     s, d = _tokens(shape, ranks, sequence), shape.width
     tokens = whole(batch, "batch") * s
     # The inputs of two norms and two column layers, and the head's of one each; mean and deviation.
-    outside = tokens * (shape.layers * (4 * d + 4) + 2 * d + 2) * itemsize
+    outside = tokens * (shape.layers * (4 * d + 4) + 2 * d + 2 + memory.masks(shape)) * itemsize
     ids = 8 * s if shape.positions == "learned" else 0
     all_of_it = memory.activations(shape, ranks, batch, sequence, itemsize)
     return all_of_it - (outside + ids) // ranks * (ranks - 1)

@@ -19,6 +19,9 @@ SHAPES = models.SHAPES
 WITHOUT = {"*.attention": "attention", "*.mlp": "mlp"}  # the vocabulary stays whole
 
 
+KEPT = ["plain", "tied", "padded", "two keys", "one key, rotary", "dropout", "everything"]
+
+
 def step(shape, vocabulary, dtype=torch.float32):
     """Make a model; return what runs one step. For "sequence", Megatron's sequence parallelism."""
     if vocabulary == "sequence":
@@ -73,7 +76,7 @@ def kept(shape, vocabulary):
 
 
 @pytest.mark.parametrize("vocabulary", [True, False], ids=["vocabulary", "whole vocabulary"])
-@pytest.mark.parametrize("name", ["plain", "tied", "two keys", "one key, rotary"])
+@pytest.mark.parametrize("name", KEPT)
 def test_what_a_rank_keeps_is_the_prediction(world, name, vocabulary):
     shape, n = SHAPES[name], len(world)
     held = memory.held(shape, n, 3, vocabulary=vocabulary)
@@ -139,7 +142,7 @@ def test_the_ledger_of_16_bits_is_the_prediction(world, vocabulary, predict):
     assert [2 * e.bytes == f.bytes for e, f in zip(expected, halved)].count(False) == 1
 
 
-@pytest.mark.parametrize("name", ["plain", "tied", "two keys", "one key, rotary"])
+@pytest.mark.parametrize("name", KEPT)
 def test_what_a_rank_keeps_of_split_sequences_is_the_prediction(world, name):
     shape, n = SHAPES[name], len(world)
     for forward, _ in world.run(kept, shape, "sequence"):

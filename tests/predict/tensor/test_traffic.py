@@ -89,6 +89,12 @@ def test_our_layer_keeps_what_the_published_one_keeps_without_masks():
         assert layer - statistics == 2 * 16 * 32 * (8 + 24 / ranks)
 
 
-def test_dropout_is_refused():
-    with pytest.raises(ValueError, match="What dropout keeps on a rank is not known here"):
-        memory.activations(GPTShape(dropout=0.1), 2, 1)
+def test_masks_between_the_split_parts_are_whole_on_every_rank():
+    """Two of a layer and one of the embedding; of attention three numbers a pair, of its heads."""
+    quiet, noisy = (GPTShape(width=32, heads=8, layers=3, dropout=p) for p in (0.0, 0.1))
+    tokens, s = 2 * quiet.sequence, quiet.sequence
+    for ranks in (1, 2, 4):
+        more = memory.activations(noisy, ranks, 2) - memory.activations(quiet, ranks, 2)
+        heads = 8 // ranks
+        inside = tokens * heads * 4 * (3 * s - 1) + s * s  # the softmax's statistics are not kept
+        assert more == 4 * tokens * 7 * 32 + 3 * inside
