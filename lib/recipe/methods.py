@@ -1,5 +1,6 @@
 """The methods of a recipe: each says how it changes a model, and what it cannot work beside."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -105,16 +106,21 @@ def grid(*axes: str, **options) -> Method:
     return Method("A grid", "tensor", axes, wrap, _plain, refuse)
 
 
-def context(axis: str, method: str = "ring", layout: str = "zigzag") -> Method:
+def context(axis: str, method: str = "ring", layout: str = "zigzag", *, inner="") -> Method:
     """Split the tokens of each sample along an axis, as `context_parallel` does.
 
-    `share` gives tokens and labels of a rank, and the loss is the mean over all ranks' labels.
+    `share` gives tokens and labels of a rank, and the loss is the mean over all ranks' labels, of
+    replicas too. With `inner`, a second axis, Ulysses works along it inside a ring.
     """
+    axes = (axis, inner) if inner else (axis,)
 
     def wrap(run):
         sums = all(one.name != FULLY_SHARDED for one in run.methods)  # FSDP averages by itself
+        more = {"inner": run.mesh[inner].group} if inner else {}
+        if run.data is not None:
+            more["replicas"] = run.data.group
         model = context_parallel(
-            run.model, run.mesh[axis].group, method, layout, sum_gradients=sums
+            run.model, run.mesh[axis].group, method, layout, sum_gradients=sums, **more
         )
         run.context = model.context
         run.take_loss(model.context.loss)
@@ -134,7 +140,7 @@ def context(axis: str, method: str = "ring", layout: str = "zigzag") -> Method:
             )
         return ""
 
-    return Method("Context parallelism", "context", (axis,), wrap, _plain, refuse)
+    return Method("Context parallelism", "context", axes, wrap, _plain, refuse)
 
 
 def pipeline(axis: str, schedule, lengths=None) -> Method:
@@ -222,7 +228,7 @@ def fsdp(*axes: str, **options) -> Method:
         # Ranks that share a sequence have the same weights, so they shard them too. The gradients
         # of its ranks are parts of a sum, and FSDP averages over all.
         (tokens,) = (method.axes for method in run.methods if method.kind == "context")
-        run.loss_factor = run.mesh[tokens].size
+        run.loss_factor = math.prod(run.mesh[axis].size for axis in tokens)
         return FSDP(run.model, run.mesh[run.mesh.ordered((*axes, *tokens))].group, **options)
 
     def refuse(run, methods):

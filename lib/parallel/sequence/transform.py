@@ -32,6 +32,7 @@ class Context:
     """Says how the sequences of a model lie on its ranks; it is the core of the model's attention.
 
     `documents` are those of the batch, as cu_seqlens, and may be set before each forward.
+    `replicas` is the group over which gradients are averaged, for the loss (loss.py).
     """
 
     group: object
@@ -39,6 +40,7 @@ class Context:
     layout: str
     inner: object = ALONE
     documents: Sequence[int] | None = None
+    replicas: object = ALONE
 
     def shard(self, tokens: Tensor, labels: Tensor, documents: Sequence[int] | None = None):
         """Return this rank's tokens and labels: [B, S] -> [B, S/P] each, and note the documents.
@@ -67,8 +69,13 @@ class Context:
         )  # fmt: skip
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy over all labels of all ranks, equal on all of them: []."""
-        return sequence_cross_entropy(logits, labels, self.group, inner=self.inner)
+        """Return the mean cross-entropy over all labels of all ranks, equal on all of them: [].
+
+        With replicas it is this replica's part, whose average over them is that mean.
+        """
+        return sequence_cross_entropy(
+            logits, labels, self.group, inner=self.inner, replicas=self.replicas
+        )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return causal attention: q [B, H, S/P, K], k, v [B, G, S/P, K] -> [B, H, S/P, K]."""
@@ -90,14 +97,15 @@ _DROPOUT = (
 
 def context_parallel(
     model: nn.Module, group=None, method: str = "ring", layout: str = "zigzag", *, inner=ALONE,
-    sum_gradients: bool = True,
+    replicas=ALONE, sum_gradients: bool = True,
 ) -> nn.Module:  # fmt: skip
     """Let a plain GPT run on sequences that are split over a group, in place, and return it.
 
     `method` is "ring" or "ulysses". With `inner`, a second group, attention is Ulysses over `inner`
     inside a ring over `group`. All ranks begin with the weights of the first, and `model.context`
-    shards batches and computes the loss. Backward sums each weight's gradient over the ranks;
-    without `sum_gradients` something else has to, such as DDP over the same ranks. Raises
+    shards batches and computes the loss; `replicas` is the group of data parallelism beside it, if
+    any, whose labels the loss counts too (loss.py). Backward sums each weight's gradient over the
+    ranks; without `sum_gradients` something else has to, such as DDP over the same ranks. Raises
     ValueError for a model with dropout or without attention, and for heads that Ulysses cannot
     split.
     """
@@ -122,7 +130,7 @@ def context_parallel(
     for each in groups:
         for tensor in (*model.parameters(), *model.buffers()):
             from_first(tensor, each)
-    model.context = Context(group, method, layout, inner)
+    model.context = Context(group, method, layout, inner, replicas=replicas)
     for part in model.modules():
         if isinstance(part, Attention):
             part.core = model.context

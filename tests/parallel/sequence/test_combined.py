@@ -60,6 +60,45 @@ def test_beside_data_parallelism(worlds, method):
         assert apart < EXACT, (what, apart)
 
 
+def few_labels_on_one_replica():
+    """Two samples, of which the second has three labels that count."""
+    tokens, labels = models.batch(32)
+    labels[1, 3:] = -100
+    return tokens, labels
+
+
+def with_unequal_labels(method, over_replicas=True):
+    """Loss and gradients of one step on dp × cp ranks, one sample on each replica."""
+    here = mesh(dp=2, cp=2)
+    model = models.gpt("learned")
+    options = {"replicas": here["dp"].group} if over_replicas else {}
+    context = context_parallel(model, here["cp"].group, method, **options).context
+    wrapped = DistributedDataParallel(model, here["dp"].group)
+    own = slice(here["dp"].rank, here["dp"].rank + 1)
+    tokens, labels = context.shard(*(t[own] for t in few_labels_on_one_replica()))
+    loss = context.loss(wrapped(tokens), labels)
+    loss.backward()
+    gradients = {key: p.grad for key, p in model.named_parameters()}
+    return loss.item(), {"gradients": gradients}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_replicas_with_unequal_labels_have_the_mean_over_all_labels(worlds, method):
+    """A shipped bug: each replica's own mean gives three labels the weight of many."""
+    model = models.gpt("learned")
+    tokens, labels = few_labels_on_one_replica()
+    loss = models.mean_loss(model(tokens), labels)
+    loss.backward()
+    expected = {"gradients": {key: p.grad for key, p in model.named_parameters()}}
+    found = worlds(4).run(with_unequal_labels, method)
+    assert sum(part for part, _ in found) / 4 == pytest.approx(loss.item(), rel=1e-12)
+    for _, gradients in found:
+        what, apart = models.far(gradients, expected)
+        assert apart < EXACT, (what, apart)
+    _, gradients = worlds(4).run(with_unequal_labels, method, False)[0]
+    assert models.far(gradients, expected)[1] > 1e-2, "a mean of the replicas' means"
+
+
 def sharded_over_both(name, method, factor):
     """The whole weights after a step of SGD on dp × cp ranks that shard them as one group."""
     here = mesh(dp=2, cp=2)
