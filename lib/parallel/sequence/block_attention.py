@@ -54,18 +54,34 @@ def readable_forward(
     return ((scores - log_sum.unsqueeze(-1)).exp() @ _repeated(v, q)).to(q.dtype), log_sum
 
 
+def dropped_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return out and log_sum where probabilities are multiplied by `noise`, [B, H, Q, T].
+
+    The log_sum is that without noise, so blocks merge as ever.
+    """
+    scores = _scores(q, k, causal, scale)
+    log_sum = scores.logsumexp(-1)
+    probabilities = (scores - log_sum.unsqueeze(-1)).exp() * noise
+    return (probabilities @ _repeated(v, q)).to(q.dtype), log_sum
+
+
 def readable_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, causal: bool,
-    scale: float,
+    scale: float, noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return dq, dk and dv of this block, given `out` and `log_sum` over all keys."""
+    """Return dq, dk and dv of this block, given `out` and `log_sum` over all keys and the noise."""
     probabilities = (_scores(q, k, causal, scale) - log_sum.unsqueeze(-1)).exp()
     gradient, wide = gradient.to(probabilities.dtype), probabilities.dtype
     of_probabilities = gradient @ _repeated(v, q).mT
+    kept = probabilities
+    if noise is not None:
+        of_probabilities, kept = of_probabilities * noise, probabilities * noise
     delta = (gradient * out).sum(-1, keepdim=True)
     of_scores = probabilities * (of_probabilities - delta) * scale
     dq = of_scores @ _repeated(k, q)
-    dk, dv = of_scores.mT @ q.to(wide), probabilities.mT @ gradient
+    dk, dv = of_scores.mT @ q.to(wide), kept.mT @ gradient
     groups = k.shape[1]
     dk, dv = (t.unflatten(1, (groups, -1)).sum(2) for t in (dk, dv))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
@@ -105,8 +121,15 @@ def kernel_of(q: Tensor, v: Tensor) -> str:
     return "efficient" if can_use_efficient_attention(like) else "readable"
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return out and log_sum from the kernel that fits; as `readable_forward`."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return out and log_sum from the kernel that fits; as `readable_forward`.
+
+    With noise it is `dropped_forward`, because a kernel draws its own and not by place.
+    """
+    if noise is not None:
+        return dropped_forward(q, k, v, causal, scale, noise)
     kernel = kernel_of(q, v)
     if kernel == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -123,12 +146,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 
 def backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, causal: bool,
-    scale: float,
+    scale: float, noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq, dk and dv of this block from the kernel that fits; as `readable_backward`."""
     kernel = kernel_of(q, v)
-    if kernel == "readable":
-        return readable_backward(gradient, q, k, v, out, log_sum, causal, scale)
+    if kernel == "readable" or noise is not None:
+        return readable_backward(gradient, q, k, v, out, log_sum, causal, scale, noise)
     if kernel == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, q, k, v, out, log_sum.contiguous(), 0.0, causal, scale=scale

@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lib.parallel.sequence import block_attention
-from lib.predict.sequence.layout import blocks_of
+from lib.parallel.sequence.dropout import Noise, noise_of
+from lib.predict.sequence.layout import blocks_of, ranges_of
 from lib.ranks.algorithms import start_exchange
 
 
@@ -54,6 +55,12 @@ class Ring(NamedTuple):
         return blocks_of(
             length * self.ranks, self.rank, self.ranks, self.layout, self.documents, causal
         )
+
+    def positions(self, step: int, length: int, device) -> Tensor:
+        """Return the positions of the S/P keys of a step in the whole sequence: [S/P]."""
+        other = (self.rank - step) % self.ranks
+        ranges = ranges_of(length * self.ranks, other, self.ranks, self.layout)
+        return torch.cat([torch.arange(r.start, r.stop, device=device) for r in ranges])
 
     def hop(self, block: Tensor, note: str) -> "Hop":
         """Pass a block on to the next rank, and take one of the same shape from the one before."""
@@ -85,7 +92,8 @@ class Hop:
 
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, group=None, causal: bool = True, layout: str = "zigzag",
-    documents: Sequence[int] | None = None, scale: float | None = None,
+    documents: Sequence[int] | None = None, scale: float | None = None, dropout: float = 0.0,
+    seed: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Return attention over a sequence that is split over a group: [B, H, S/P, K].
 
@@ -93,27 +101,34 @@ def ring_attention(
     gives them in the same layout; H/G heads share a key. `documents` are boundaries in the whole
     sequence, as cu_seqlens, the same for every sample: no token attends to another document, and
     tokens behind the last boundary are padding, whose result is 0. `scale` is 1/√K by default.
-    Raises ValueError for shapes that do not fit. Dropout on the probabilities is not supported.
+    Each probability is 0 with the probability `dropout`, chosen by its place and the seed
+    (dropout.py); without a seed, PyTorch's generator gives one. Raises ValueError for shapes or
+    probabilities that do not fit.
     """
-    return attention(q, k, v, Ring.of(group, layout, documents), causal, scale)
+    noise = noise_of(dropout, seed)
+    return attention(q, k, v, Ring.of(group, layout, documents), causal, scale, noise)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ring: Ring, causal: bool, scale) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, ring: Ring, causal: bool, scale, noise: Noise | None = None
+) -> Tensor:
     """Return the attention of a ring's tokens, as `ring_attention` does: [B, H, S/P, K]."""
     check_shapes(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return _RingAttention.apply(q, k, v, ring, causal, scale)
+    return _RingAttention.apply(q, k, v, ring, causal, scale, noise)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, ring, causal, scale):
+    def forward(ctx, q, k, v, ring, causal, scale, noise):
         out = log_sum = None
-        for keys, values, blocks, _ in _travelling(k, v, ring, causal):
+        mask = _masks(noise, q, ring)
+        for keys, values, blocks, step in _travelling(k, v, ring, causal):
             for rows, columns, masked in blocks:
                 block = block_attention.forward(
-                    q[:, :, rows], keys[:, :, columns], values[:, :, columns], masked, scale
-                )
+                    q[:, :, rows], keys[:, :, columns], values[:, :, columns], masked, scale,
+                    mask(step, rows, columns),
+                )  # fmt: skip
                 if out is None and rows == slice(0, q.shape[2]):
                     out, log_sum = block[0].to(_wide(q)), block[1]
                     continue
@@ -126,7 +141,7 @@ class _RingAttention(torch.autograd.Function):
             log_sum = torch.full(q.shape[:3], -math.inf, dtype=_wide(q), device=q.device)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, log_sum)
-        ctx.ring, ctx.causal, ctx.scale = ring, causal, scale
+        ctx.ring, ctx.causal, ctx.scale, ctx.noise = ring, causal, scale, noise
         return out
 
     @staticmethod
@@ -134,12 +149,14 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx, gradient):
         q, k, v, out, log_sum = ctx.saved_tensors
         dq = own = hop = None
+        mask = _masks(ctx.noise, q, ctx.ring)
         for keys, values, blocks, step in _travelling(k, v, ctx.ring, ctx.causal):
             here = []  # dK and dV of this step's rectangles, and the keys that they belong to
             for rows, columns, masked in blocks:
                 of_q, *of_kv = block_attention.backward(
                     gradient[:, :, rows], q[:, :, rows], keys[:, :, columns],
                     values[:, :, columns], out[:, :, rows], log_sum[:, :, rows], masked, ctx.scale,
+                    mask(step, rows, columns),
                 )  # fmt: skip
                 here.append((columns, of_kv))
                 if dq is None and rows == slice(0, q.shape[2]):
@@ -154,7 +171,15 @@ class _RingAttention(torch.autograd.Function):
             hop = ctx.ring.hop(sums, f"gradients of keys and values, hop {step}")
         dk, dv = _added(hop and hop.arrived(), own, k)
         dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None, None, None
+
+
+def _masks(noise: Noise | None, q: Tensor, ring: Ring):
+    """Return the function that gives dropout's mask of a rectangle; it gives None without noise."""
+    if noise is None:
+        return lambda step, rows, columns: None
+    of = lambda step: ring.positions(step, q.shape[2], q.device)
+    return lambda step, rows, columns: noise.like(q, of(0)[rows], of(step)[columns])
 
 
 def _travelling(k, v, ring, causal):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lib.parallel.sequence.dropout import SequenceDropout
 from lib.parallel.sequence.loss import sequence_cross_entropy
 from lib.parallel.sequence.ring import ring_attention
 from lib.parallel.sequence.shards import ALONE, positions_of, shard_sequence, size_of
@@ -22,9 +23,10 @@ from lib.parallel.sequence.ulysses import ulysses_attention
 from lib.predict.sequence.layout import chunks_of, key_heads_sent
 from lib.ranks.agreement import from_first, same_everywhere
 from lib.ranks.gradients import sum_gradient
-from lib.single.models import Attention, Embedding, causal
+from lib.single.models import Attention, Embedding, FeedForward, causal
 
 METHODS = ("ring", "ulysses")
+_DROPPING = Attention | FeedForward | Embedding  # parts of a GPT with a dropout on [B, S, D]
 
 
 @dataclass
@@ -68,6 +70,11 @@ class Context:
             inner=self.inner,
         )  # fmt: skip
 
+    def places(self, length: int, device=None) -> Tensor:
+        """Return where this rank's `length` tokens are in the whole sequence: [S/P]."""
+        whole = length * dist.get_world_size(self.group) * size_of(self.inner)
+        return positions_of(whole, self.group, self.layout, device=device, inner=self.inner)
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy over all labels of all ranks, equal on all of them: [].
 
@@ -79,20 +86,13 @@ class Context:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return causal attention: q [B, H, S/P, K], k, v [B, G, S/P, K] -> [B, H, S/P, K]."""
-        if dropout:
-            raise ValueError(f"{_DROPOUT} Set it to 0.")
+        more = {"documents": self.documents, "dropout": dropout}
         if self.inner is not ALONE:
             return ulysses_attention(
-                q, k, v, self.inner, True, self.layout, self.documents, ring=self.group
+                q, k, v, self.inner, True, self.layout, ring=self.group, **more
             )
         attention = ring_attention if self.method == "ring" else ulysses_attention
-        return attention(q, k, v, self.group, True, self.layout, self.documents)
-
-
-_DROPOUT = (
-    "Context parallelism takes a model without dropout: ranks that draw the same random numbers "
-    "would drop the same places of different tokens."
-)
+        return attention(q, k, v, self.group, True, self.layout, **more)
 
 
 def context_parallel(
@@ -106,8 +106,8 @@ def context_parallel(
     shards batches and computes the loss; `replicas` is the group of data parallelism beside it, if
     any, whose labels the loss counts too (loss.py). Backward sums each weight's gradient over the
     ranks; without `sum_gradients` something else has to, such as DDP over the same ranks. Raises
-    ValueError for a model with dropout or without attention, and for heads that Ulysses cannot
-    split.
+    ValueError for a model without attention, for heads that Ulysses cannot split, and for a dropout
+    outside the parts of a GPT. That of the parts follows from each number's place (dropout.py).
     """
     if method not in METHODS:
         raise ValueError(f"No method is called {method!r}. Choose one of {', '.join(METHODS)}.")
@@ -136,6 +136,8 @@ def context_parallel(
             part.core = model.context
         if isinstance(part, Attention | Embedding):
             part.position_ids = model.context.positions
+        if isinstance(part, _DROPPING) and part.dropout.p:
+            part.dropout = SequenceDropout(part.dropout, model.context.places)
     for parameter in model.parameters() if sum_gradients else ():
         sum_gradient(parameter, groups)
     return model
@@ -148,9 +150,15 @@ def _refuse(model, layers) -> None:
             "nothing of each other. Give a GPT, or replace the attention of your model by "
             "ring_attention or ulysses_attention."
         )
+    known = {id(part.dropout) for part in model.modules() if isinstance(part, _DROPPING)}
     for name, part in model.named_modules():
-        if isinstance(part, nn.Dropout) and part.p:
-            raise ValueError(f"{name} has the probability {part.p}. {_DROPOUT} Set it to 0.")
+        if isinstance(part, nn.Dropout) and part.p and id(part) not in known:
+            raise ValueError(
+                f"{name} is a dropout with the probability {part.p} outside the parts of a GPT. "
+                "Ranks that draw the same random numbers would drop the same places of different "
+                "tokens. Replace it by lib.parallel.sequence.dropout.SequenceDropout, or set it "
+                "to 0."
+            )
         if isinstance(part, Attention) and part.core is not causal:
             raise ValueError(
                 f"The core of {name} is not lib.single.models.causal any more. Apply "

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lib.parallel.sequence.dropout import noise_of
 from lib.parallel.sequence.ring import Ring, attention, check_shapes
 from lib.parallel.sequence.shards import ALONE, from_sequence_order, to_sequence_order
 from lib.predict.sequence.layout import key_heads_sent
@@ -29,7 +30,8 @@ from lib.ranks import collectives
 
 def ulysses_attention(
     q: Tensor, k: Tensor, v: Tensor, group=None, causal: bool = True, layout: str = "zigzag",
-    documents: Sequence[int] | None = None, scale: float | None = None, *, ring=ALONE,
+    documents: Sequence[int] | None = None, scale: float | None = None, dropout: float = 0.0,
+    seed: int | None = None, *, ring=ALONE,
 ) -> Tensor:  # fmt: skip
     """Return attention over a sequence that is split over a group: [B, H, S/P, K].
 
@@ -51,7 +53,8 @@ def ulysses_attention(
         x = to_sequence_order(x, ranks, layout, 2)
     q, k, v = x.split([heads // ranks, sent // ranks, sent // ranks], 1)
     place = Ring.alone(documents) if alone else Ring.of(ring, layout, documents)
-    out = attention(q, k, v, place, causal, scale)
+    noise = noise_of(dropout, seed, dist.get_rank(group) * heads // ranks)
+    out = attention(q, k, v, place, causal, scale, noise)
     if alone:
         out = from_sequence_order(out, ranks, layout, 2)
     return collectives.all_to_all(out, 2, 1, group)

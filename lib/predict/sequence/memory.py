@@ -44,7 +44,7 @@ def activations(
     """
     check_method(method, inner)
     if shape.dropout:
-        raise ValueError("Sequences are split without dropout here. Choose dropout=0.")
+        raise ValueError("What masks of dropout keep is not counted here. Choose dropout=0.")
     own = tokens_of_a_rank(shape, ranks * inner, sequence)
     kept = memory.activations(shape, batch, own, itemsize)
     swapping = ranks if method == "ulysses" else inner
