@@ -37,8 +37,8 @@ FAMILIES = {
     "sharded": ("bench_sharded", "steps memory overlap wall"),
     # tensor parallelism against DTensor's: step, memory, the loss; and the clock
     "tensor": ("bench_tensor", "steps memory loss clock"),
-    # sequence parallelism against DTensor's: step and memory
-    "sequence": ("bench_sequence", "steps memory"),
+    # sequence parallelism against DTensor's, rings against PyTorch's; bytes, layouts and the clock
+    "sequence": ("bench_sequence", "steps memory peaks rings layouts clock"),
     # layers of experts against the usual ones, and rows that travel in two hops
     "experts": ("bench_expert", "layers steps routes"),
     # our checkpoint against PyTorch's, plain and selective, and the budget plan against √n

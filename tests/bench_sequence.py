@@ -19,6 +19,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from lib import World
+from lib.course.stopwatch import seconds_of
 from lib.parallel.sequence import context_parallel as split_over_ranks
 from lib.parallel.sequence import ring_attention
 from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
@@ -28,6 +29,7 @@ from lib.predict.sequence import traffic
 from lib.predict.sequence.ring_step import Attention, ring_step
 from lib.predict.tensor import memory as tensor_memory
 from lib.predict.tensor import sequence as predicted
+from lib.ranks.calibrate import calibrate
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
 from lib.ranks.slow_motion import SlowMotion
@@ -118,6 +120,27 @@ def layouts(options):
                 ratio = recorded / formula
                 yield Figure(title, 1e6 * recorded, 1e6 * formula, ratio, "within 5 %",
                              abs(ratio - 1) <= 0.05, "µs")  # fmt: skip
+
+
+def ring_alone(it, ranks, repeats):
+    """Time a ring's forward and backward on this rank, from a barrier on."""
+    build(it, ranks)
+    return seconds_of(lambda: step("zigzag"), repeats, uncounted=3)
+
+
+def clock(options):
+    """A ring on two ranks, predicted from this machine's own calibration, against the clock."""
+    it, runs = Attention(1, HEADS, HEADS, TOKENS, HEAD_SIZE), []
+    for _ in range(options.launches):
+        with World(2, device="cpu") as world:
+            machine = calibrate(world, again=True, quiet=True)
+            by_rank = world.run(ring_alone, it, 2, options.repeats)
+            formula = ring_step(it, 2, SlowMotion(machine.name, dtype="fp32")).makespan
+        runs.append((statistics.median(map(max, zip(*by_rank))), formula))
+    measured, formula = sorted(runs, key=lambda run: run[1] / run[0])[len(runs) // 2]
+    title = "ring attention, 2 ranks: predicted from the calibration / measured"
+    good = abs(formula / measured - 1) <= 0.15
+    yield Figure(title, 1e3 * formula, 1e3 * measured, formula / measured, "within 15 %", good)
 
 
 def one_sample(shape, method):
@@ -214,7 +237,7 @@ def peaks(options):
 
 def main():
     """Measure what the options ask for."""
-    measure_all((steps, memory, peaks, rings, layouts), __doc__, repeats=20)
+    measure_all((steps, memory, peaks, rings, layouts, clock), __doc__, repeats=20)
 
 
 if __name__ == "__main__":

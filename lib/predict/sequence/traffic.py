@@ -7,8 +7,10 @@ For one layer, with B samples, H heads, G heads of keys, and P ranks with S/P to
     Ulysses   forward    all_to_all of q, k, v, [B, H + 2·max(G, P), S/P, K], then of the result
               backward   the same in reverse
     both      Ulysses over I inner ranks, and a ring of R ranks for the heads that each has then
+    Megatron  forward    all_gather and reduce_scatter of [B, S, D], around attention and around the MLP
+              backward   the same the other way round, and each input is gathered again
 
-A step adds an all_reduce of each parameter's gradient, because all ranks have all weights, and two of
+A step of the first three adds an all_reduce of each parameter's gradient, because all ranks have all weights, and two of
 one number for the loss. Buffers are those of a rank, as in the ledger.
 
 Ulysses sends less with each additional rank; a ring sends almost 2·N·G·K numbers on any number of
@@ -22,6 +24,7 @@ from lib.predict.arguments import equal_share, whole
 from lib.predict.collectives.exchange import Exchange
 from lib.predict.sequence.layout import key_heads_sent
 from lib.predict.shape import GPTShape, length_of
+from lib.predict.tensor import sequence as tensor_sequence
 
 METHODS = ("ring", "ulysses", "megatron")
 
@@ -42,14 +45,16 @@ def of_layer(
     shape: GPTShape, method: str, ranks: int, batch: int, sequence: int | None = None,
     itemsize: int = 4, *, inner: int = 1,
 ) -> SequenceMoves:  # fmt: skip
-    """Return what attention of one layer sends on each of the ranks.
+    """Return what one layer sends on each of the ranks for its activations.
 
-    `sequence` is the padded length. With `inner`, the method is "ring" over `ranks`, and Ulysses
-    over as many inner ranks. Raises ValueError for another method, and for heads or lengths that
-    the ranks cannot share equally.
+    `sequence` is the padded length, and `method` "ring", "ulysses" or "megatron". With `inner` it
+    is "ring" over `ranks`, and Ulysses over as many inner ranks. Raises ValueError for another
+    method, and for heads or lengths that the ranks cannot share equally.
     """
-    check_method(method, inner)
+    check_method(method, inner, METHODS)
     own = tokens_of_a_rank(shape, ranks * inner, sequence) * whole(batch, "batch")
+    if method == "megatron":
+        return _megatron(ranks, own * ranks * shape.width * whole(itemsize, "itemsize"))
     number = own * shape.head_size * whole(itemsize, "itemsize")  # bytes of one head
     if method == "ulysses":
         return _ulysses(shape, ranks, number)
@@ -77,18 +82,31 @@ def _ulysses(shape: GPTShape, ranks: int, number: int) -> SequenceMoves:
     return SequenceMoves([qkv, out], [out, qkv])
 
 
+def _megatron(ranks: int, nbytes: int) -> SequenceMoves:
+    gather, scatter = (Exchange(op, ranks, nbytes) for op in ("all_gather", "reduce_scatter"))
+    return SequenceMoves([gather, scatter] * 2, [gather, gather, scatter] * 2)
+
+
 def of_step(
     shape: GPTShape, method: str, ranks: int, batch: int, sequence: int | None = None,
-    itemsize: int = 4,
+    itemsize: int = 4, *, inner: int = 1,
 ) -> SequenceMoves:  # fmt: skip
     """Return what a step of a GPT sends: attention, the loss, and the gradients of the weights.
 
-    Where in backward a gradient is sent depends on the order of autograd; here they come last.
+    Where in backward a gradient is sent depends on the order of autograd; here they come last. With
+    `inner` ranks each sum goes over both groups, one after the other.
     """
-    layer = of_layer(shape, method, ranks, batch, sequence, itemsize)
-    reduce = lambda nbytes: Exchange("all_reduce", ranks, nbytes)
-    loss = [reduce(itemsize), reduce(8)]  # the sum of the losses, and the number of labels
-    weights = [reduce(p.numel * itemsize) for p in shape.parameters]
+    if method == "megatron":
+        check_method(method, inner, METHODS)
+        moves = tensor_sequence.of_step(shape, ranks, batch, sequence, itemsize)
+        forward = 4 + 4 * shape.layers  # embedding, layers, head, and two sums of the loss
+        return SequenceMoves(moves[:forward], moves[forward:])
+    layer = of_layer(shape, method, ranks, batch, sequence, itemsize, inner=inner)
+    groups = [ranks] if inner == 1 else [inner, ranks]
+    reduce = lambda nbytes, among: Exchange("all_reduce", among, nbytes)
+    # the sum of the losses, and the number of labels
+    loss = [reduce(nbytes, among) for among in groups for nbytes in (itemsize, 8)]
+    weights = [reduce(p.numel * itemsize, n) for p in shape.parameters for n in groups[::-1]]
     return SequenceMoves(
         layer.forward * shape.layers + loss, layer.backward * shape.layers + weights
     )
@@ -111,10 +129,10 @@ def published_layer(
     return 4 * numbers / (ranks if method == "ulysses" else 1)
 
 
-def check_method(method: str, inner: int = 1) -> None:
-    """Raise ValueError unless the method is "ring" or "ulysses", the latter without inner ranks."""
-    if method not in ("ring", "ulysses"):
-        raise ValueError(f"No method is called {method!r}. Choose one of ring, ulysses.")
+def check_method(method: str, inner: int = 1, known=("ring", "ulysses")) -> None:
+    """Raise ValueError unless the method is a known one, and a ring where there are inner ranks."""
+    if method not in known:
+        raise ValueError(f"No method is called {method!r}. Choose one of {', '.join(known)}.")
     if whole(inner, "The number of inner ranks") > 1 and method != "ring":
         raise ValueError("Inner ranks are those of Ulysses inside a ring. Give method='ring'.")
 

@@ -1,5 +1,7 @@
 """Predicted bytes of split sequences, from shapes alone, and against publications."""
 
+from collections import Counter
+
 import pytest
 
 from lib.predict.sequence import memory, traffic
@@ -18,7 +20,23 @@ def test_ulysses_sends_4nh_over_p(ranks):
     found = numbers(traffic.of_layer(SHAPE, "ulysses", ranks, 2).forward)
     published = traffic.published_layer("ulysses", 2 * 64, 64, ranks)
     assert found == pytest.approx(published * (ranks - 1) / ranks)
-    assert traffic.published_layer("megatron", 2 * 64, 64, ranks) == ranks * published
+    megatron = traffic.published_layer("megatron", 2 * 64, 64, ranks)
+    assert megatron == ranks * published
+    found = numbers(traffic.of_layer(SHAPE, "megatron", ranks, 2).forward)
+    assert found == pytest.approx(megatron * (ranks - 1) / ranks)
+
+
+@pytest.mark.parametrize("keys", [16, 2])
+def test_a_layer_of_megatrons_is_what_a_layer_adds_to_a_step(keys):
+    """Its own sums of gradients are all_reduces, and everything else is the layer's."""
+    of = lambda layers: traffic.of_step(
+        GPTShape(sequence=64, width=64, heads=16, kv_heads=keys, layers=layers), "megatron", 4, 2
+    )
+    layer = traffic.of_layer(SHAPE, "megatron", 4, 2)
+    for part, own in zip(("forward", "backward"), layer):
+        moves = [Counter(m for m in getattr(of(n), part) if m.op != "all_reduce") for n in (2, 3)]
+        assert moves[1] - moves[0] == Counter(own)
+    assert [move.op for move in of(2).forward[-2:]] == ["all_reduce", "all_reduce"]
 
 
 @pytest.mark.parametrize("groups", [16, 4, 1])
@@ -85,7 +103,7 @@ def test_what_does_not_divide_is_refused(method, options, words):
 
 
 def test_other_refusals():
-    with pytest.raises(ValueError, match="Sequences are split without dropout here."):
+    with pytest.raises(ValueError, match="What masks of dropout keep is not counted here."):
         memory.activations(GPTShape(dropout=0.1), "ring", 2, 1)
     with pytest.raises(ValueError, match="No method is called 'dp'. Choose one of ring, ulysses"):
         traffic.published_layer("dp", 8, 8, 2)
