@@ -19,6 +19,7 @@ Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Tra
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import pad
 
 from lib.parallel.tensor.dropout import SplitDropout
 from lib.parallel.tensor.linear import SplitModule
@@ -36,8 +37,9 @@ def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) 
 
     tokens [B, S] -> logits [B, S, V/tp], from the same tokens on every rank. Loss, optimizer and
     the functions for whole weights are those of tensor parallelism. `seed` is for dropout
-    (dropout.py). Raises ValueError for a model without the parts of a plain GPT, and in forward
-    for sequences that the ranks cannot share equally.
+    (dropout.py). A length that tp does not divide is padded at the end inside the model, and the
+    logits of the padding are cut off; dropout's masks are then others than the plain model's.
+    Raises ValueError for a model without the parts of a plain GPT.
     """
     tensor_parallel(model, group, seed=seed)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -47,10 +49,15 @@ def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) 
         if isinstance(module, SplitModule):
             module.splits_sequence = True
         elif isinstance(module, Embedding):
-            module.position_ids = _Positions(rank, ranks)
+            table = module.positions
+            rows = None if table is None else table.num_embeddings
+            module.position_ids = _Positions(rank, ranks, rows)
         if isinstance(module, Attention | FeedForward | Embedding):
             own = None if seeds is None else next(seeds)
             module.dropout = SplitDropout(module.dropout, group, DIM, own)
+    padding = _Padding(ranks)
+    model.register_forward_pre_hook(padding.begin)
+    model.register_forward_hook(padding.end)
     places = placements(model)
     for name, parameter in model.named_parameters():
         if isinstance(places[name], Replicated):
@@ -58,12 +65,40 @@ def sequence_parallel(model: nn.Module, group=None, *, seed: int | None = None) 
     return model
 
 
-class _Positions:
-    """The positions of this rank's tokens, for the embedding of positions: S -> [S/tp]."""
+class _Padding:
+    """Lengthens tokens [B, S] to a multiple of tp before the model, and shortens its logits again.
 
-    def __init__(self, rank: int, ranks: int):
-        self.rank, self.ranks = rank, ranks
+    Under the causal mask no token attends to the padding behind it, so it has no gradient either.
+    """
+
+    def __init__(self, ranks: int):
+        self.ranks, self.length = ranks, 0
+
+    def begin(self, _, given):
+        tokens, *rest = given
+        self.length = tokens.shape[1]
+        missing = -self.length % self.ranks
+        if not missing or tokens.dim() != 2 or tokens.is_floating_point():
+            return None
+        return pad(tokens, [0, missing]), *rest
+
+    def end(self, _, given, logits):
+        if logits.dim() == 3 and logits.shape[1] == given[0].shape[1] > self.length:
+            return logits[:, : self.length]
+        return None
+
+
+class _Positions:
+    """The positions of this rank's tokens, for the embedding of positions: S -> [S/tp].
+
+    Padding behind the last of `rows` positions gets that one; what it gives is cut off.
+    """
+
+    def __init__(self, rank: int, ranks: int, rows: int | None):
+        self.rank, self.ranks, self.rows = rank, ranks, rows
 
     def __call__(self, sequence: int, device: torch.device) -> torch.Tensor:
         share = equal_share(sequence, self.ranks, "A sequence has {} tokens")
-        return torch.arange(self.rank * share, (self.rank + 1) * share, device=device)
+        own = torch.arange(self.rank * share, (self.rank + 1) * share, device=device)
+        is_padded = self.rows is not None and self.rows < sequence < self.rows + self.ranks
+        return own.clamp(max=self.rows - 1) if is_padded else own

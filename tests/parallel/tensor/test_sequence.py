@@ -1,5 +1,6 @@
 """Megatron's sequence parallelism: spread equals whole, and what goes wrong without a sum."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,9 +18,9 @@ from lib.parallel.tensor import (
     tensor_parallel,
     vocab_parallel_cross_entropy,
 )
-from lib.single import next_token_loss
+from lib.single import GPT, next_token_loss
 from tests.parallel.tensor import models
-from tests.parallel.tensor.steps import differences, plain, spread
+from tests.parallel.tensor.steps import differences, joined, plain, spread
 
 CASES = [*models.SHAPES, *models.HARD]
 
@@ -121,15 +122,48 @@ def test_the_operators_are_a_conjugate_pair(world):
     assert world.run(both_ways) == [[True, True]] * world.size
 
 
+def shortened(name, length, transform=None):
+    """Loss, logits and gradients of a step of `length` tokens, as many as the model has places."""
+    torch.manual_seed(2)
+    shape = replace(models.SHAPES[name], sequence=length)
+    model = GPT(shape).double()
+    if transform:
+        model = transform(model)
+    tokens, targets = (t[:, :length] for t in models.batch(shape.vocabulary))
+    logits = model(tokens)
+    v = shape.vocabulary
+    if transform:
+        loss = vocab_parallel_cross_entropy(logits, targets, vocabulary=v)
+        loss.backward()
+        return loss.item(), joined(logits.detach())[..., :v], plain_gradients(model)
+    loss = next_token_loss(logits, targets)
+    loss.backward()
+    return loss.item(), logits.detach(), {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["plain", "padded, tied", "one key, rotary"])
+@pytest.mark.parametrize("length", [11, 9, 3])
+def test_a_sequence_that_does_not_divide_is_padded_without_a_trace(world, length, name):
+    loss, logits, gradients = shortened(name, length)
+    for found, found_logits, found_gradients in world.run(
+        shortened, name, length, sequence_parallel
+    ):
+        assert found == pytest.approx(loss, rel=1e-12)
+        assert (found_logits.to("cpu") - logits).abs().max() < 1e-12
+        for key, gradient in gradients.items():
+            assert (found_gradients[key].to("cpu") - gradient).abs().max() < 1e-12, key
+
+
 def refused(length):
+    """A slice of the model, as a pipeline takes it, gets its tokens without padding."""
     model = sequence_parallel(models.gpt("plain"))
     try:
-        model(torch.zeros(2, length, dtype=torch.long))
+        model[:2](torch.zeros(2, length, dtype=torch.long))
     except ValueError as error:
         return str(error)
 
 
-def test_a_sequence_that_does_not_divide_is_refused(worlds):
+def test_a_slice_of_a_model_refuses_a_sequence_that_does_not_divide(worlds):
     for text in worlds(4).run(refused, 10):
         assert text.startswith("A sequence has 10 tokens")
 
