@@ -186,20 +186,31 @@ def compared(runs: dict[str, Ledger]) -> str:
 # --- limits
 
 
+# Thousands of tokens in table 2 of Liu et al. 2023 (arXiv 2310.01889), and of each TPU
+# FLOP/s in bf16 and bytes/s to its neighbour one way.
+TABLE_2 = {"A100, NVLink3": "1.0", "A100, InfiniBand EDR": "24.5", "TPU v3": "1.1",
+           "TPU v4": "1.0", "TPU v5e": "1.1"}  # fmt: skip
+TPUS = {"TPU v3": (123e12, 112e9), "TPU v4": (275e12, 268e9), "TPU v5e": (196e12, 186e9)}
+
+
 def to_hide() -> str:
     """Write from how many tokens a rank a ring hides its messages: published, and computed."""
-    published = {("A100", "NVLink3"): "1.0", ("A100", "InfiniBand EDR"): "24.5",
-                 ("H100", "NVLink4"): "", ("H100", "InfiniBand NDR"): ""}  # fmt: skip
     lines = ["tokens a rank, in thousands"]
     lines.append(f"{'':<22}published formula causal")
-    for (gpu, link), theirs_ in published.items():
-        peak = float(hardware.gpu(gpu).peak["bf16"].value)
-        bandwidth = float(hardware.link(link).bandwidth)
+    for name in (*TABLE_2, "H100, NVLink4", "H100, InfiniBand NDR"):
+        peak, bandwidth = speeds_of(name)
         plain = tokens_to_hide(peak, bandwidth) / 1e3
         grouped = tokens_to_hide(peak, bandwidth, key_share=8 / 32, causal=True) / 1e3
-        name = f"{gpu}, {link}"
-        lines.append(f"{name:<22}{theirs_:>9}{plain:>8.1f}{grouped:>7.1f}")
+        lines.append(f"{name:<22}{TABLE_2.get(name, ''):>9}{plain:>8.1f}{grouped:>7.1f}")
     return "\n".join(lines)
+
+
+def speeds_of(name: str) -> tuple[float, float]:
+    """Return FLOP/s and bytes/s one way of a row of the table: a TPU, or "GPU, link"."""
+    if name in TPUS:
+        return TPUS[name]
+    gpu, link = name.split(", ")
+    return hardware.gpu(gpu).peak["bf16"].value, hardware.link(link).bandwidth
 
 
 def kept_by_a_layer(count=activations, **sizes) -> int:
