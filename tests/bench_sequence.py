@@ -107,16 +107,20 @@ def rings(options):
 
 
 def layouts(options):
-    """Contiguous and zigzag in slow motion on 4 and 8 ranks, beside the prediction."""
+    """Contiguous, zigzag, and zigzag with documents, in slow motion, beside the prediction."""
     for ranks in (4, 8):
         it = Attention(1, 4, 2, 256 * ranks, 32)
+        packed = tuple(it.length * part // 8 for part in (0, 1, 3, 8))
         with World(ranks, device="cpu") as world:
             world.run(build, it, ranks)
-            for layout in ("contiguous", "zigzag"):
-                runs = [least_late(world, SPEEDS, step, layout) for _ in range(options.launches)]
+            for layout, ends in (("contiguous", None), ("zigzag", None), ("zigzag", packed)):
+                runs = [
+                    least_late(world, SPEEDS, step, layout, ends) for _ in range(options.launches)
+                ]
                 recorded = statistics.median(run.makespan for run in runs)
-                formula = ring_step(it, ranks, SPEEDS, layout=layout).makespan
-                title = f"ring, {layout}, {ranks} ranks, slow motion, recorded / predicted"
+                formula = ring_step(it, ranks, SPEEDS, layout=layout, documents=ends).makespan
+                what = f"{layout}, 3 documents" if ends else layout
+                title = f"ring, {what}, {ranks} ranks, slow motion, recorded / predicted"
                 ratio = recorded / formula
                 yield Figure(title, 1e6 * recorded, 1e6 * formula, ratio, "within 5 %",
                              abs(ratio - 1) <= 0.05, "µs")  # fmt: skip

@@ -1,6 +1,7 @@
 """Attention of one block: PyTorch's kernels against the readable version, and how blocks merge."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,3 +53,83 @@ def test_scores_too_large_for_exp_are_merged():
     out, log_sum = block_attention.forward(q, k[:, :, :3], v[:, :, :3], False, 1.0)
     merge(out, log_sum, *block_attention.forward(q, k[:, :, 3:], v[:, :, 3:], False, 1.0))
     assert steps.far([out, log_sum], block_attention.forward(q, k, v, False, 1.0)) < 1e-13
+
+
+class Kernels:
+    """CUDA's kernels as far as they differ: each is called on `meta`, which checks its arguments.
+
+    The numbers are those of the readable version. The efficient kernel pads its rows to 32.
+    """
+
+    def _checked(self, name, *arguments, **more):
+        meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments]
+        return getattr(torch.ops.aten, name)(*meta, **more)
+
+    def _scaled_dot_product_efficient_attention(
+        self, q, k, v, bias, with_log_sum, dropout, causal, *, scale
+    ):
+        name = "_scaled_dot_product_efficient_attention"
+        like = self._checked(name, q, k, v, bias, with_log_sum, dropout, causal, scale=scale)
+        assert q.shape[1] == k.shape[1] and with_log_sum and not dropout
+        out, log_sum = block_attention.readable_forward(q, k, v, causal, scale)
+        assert like[0].shape == out.shape
+        return out, torch.nn.functional.pad(log_sum, (0, -q.shape[2] % 32), value=math.nan), 0, 0
+
+    def _scaled_dot_product_efficient_attention_backward(
+        self, gradient, q, k, v, bias, out, log_sum, seed, offset, dropout, wanted, causal, *, scale
+    ):
+        rows = q.shape[2]
+        assert q.shape[1] == k.shape[1] and wanted == [True, True, True, False]
+        assert log_sum.shape[2] % 32 == 0 and (log_sum[:, :, rows:] == math.inf).all()
+        tensors = gradient, q, k, v, out, log_sum[:, :, :rows]
+        return *block_attention.readable_backward(*tensors, causal, scale), None
+
+    def _scaled_dot_product_flash_attention(self, q, k, v, dropout, causal, *, scale):
+        name = "_scaled_dot_product_flash_attention"
+        like = self._checked(name, q, k, v, dropout, causal, scale=scale)
+        out, log_sum = block_attention.readable_forward(q, k, v, causal, scale)
+        assert (like[0].shape, like[1].shape) == (out.shape, log_sum.shape)
+        return out, log_sum, None, None, *q.shape[2:3], *k.shape[2:3], 0, 0
+
+    def _scaled_dot_product_flash_attention_backward(
+        self, gradient, q, k, v, out, log_sum, starts, ends, rows, columns, dropout, causal, seed,
+        offset, *, scale,
+    ):  # fmt: skip
+        assert (rows, columns) == (q.shape[2], k.shape[2]) and log_sum.is_contiguous()
+        return block_attention.readable_backward(gradient, q, k, v, out, log_sum, causal, scale)
+
+
+@pytest.mark.parametrize("rows", [24, 32, 33])
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_cudas_kernels_get_what_they_take(monkeypatch, groups, kernel, rows):
+    """Without a GPU: heads that share keys, rows that are padded, and the arguments' order."""
+    monkeypatch.setattr(block_attention, "kernel_of", lambda q, v: kernel)
+    monkeypatch.setattr(block_attention, "_aten", Kernels())
+    q, k, v, gradient = steps.drawn(rows, groups=groups, dtype=torch.float32)
+    results = []
+    for part in ("", "readable_"):
+        there, back = (getattr(block_attention, part + name) for name in ("forward", "backward"))
+        out, log_sum = there(q, k, v, True, 0.3)
+        results.append([out, log_sum, *back(gradient, q, k, v, out, log_sum, True, 0.3)])
+    assert steps.far(*results) < 1e-6
+
+
+def test_the_kernel_is_chosen_by_device_dtype_and_what_the_gpu_has(monkeypatch):
+    def on(device, dtype=torch.bfloat16, size=8):
+        return SimpleNamespace(
+            device=SimpleNamespace(type=device), dtype=dtype, shape=[1, 1, 4, size]
+        )
+
+    has = {"flash": True, "efficient": True}
+    monkeypatch.setattr(block_attention, "SDPAParams", lambda *given: given)
+    monkeypatch.setattr(block_attention, "can_use_flash_attention", lambda _: has["flash"])
+    monkeypatch.setattr(block_attention, "can_use_efficient_attention", lambda _: has["efficient"])
+    choose = lambda q, v=None: block_attention.kernel_of(q, q if v is None else v)
+    assert choose(on("cpu")) == "cpu" and choose(on("mps")) == "readable"
+    assert choose(on("cuda")) == "flash" and choose(on("cuda", torch.float64)) == "readable"
+    assert choose(on("cuda"), on("cuda", size=16)) == "readable"
+    has["flash"] = False
+    assert choose(on("cuda")) == "efficient"
+    has["efficient"] = False
+    assert choose(on("cuda")) == "readable"

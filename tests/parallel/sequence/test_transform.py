@@ -55,6 +55,47 @@ def test_both_axes_at_once(worlds, axes, length):
         assert apart < EXACT, (what, apart)
 
 
+@pytest.mark.parametrize("documents", [(0, 3, 17, 18, 32), (0, 11, 27, 32)], ids=str)
+def test_documents_on_both_axes(worlds, documents):
+    """Each document begins anew, positions too, wherever the boundaries lie between the ranks."""
+    axes = {"ring": 2, "ulysses": 2}
+    expected = models.plain("rotary, two keys", 32, documents)
+    for found in worlds(4).run(models.spread, "rotary, two keys", 32, {}, documents, axes):
+        what, apart = models.far(found, expected)
+        assert apart < EXACT, (what, apart)
+
+
+FROZEN = ("blocks.1.attention.qkv.weight", "blocks.1.norm1.weight", "blocks.2.mlp.up.bias")
+
+
+def frozen_step(method=None):
+    """The gradients of a GPT of which some weights do not train, plain or on split sequences."""
+    model = models.gpt("learned")
+    for name in FROZEN:
+        model.get_parameter(name).requires_grad_(False)
+    if method is None:
+        tokens, labels = models.batch(32)
+        models.mean_loss(model(tokens), labels).backward()
+    else:
+        context = context_parallel(model, method=method).context
+        tokens, labels = context.shard(*models.batch(32))
+        context.loss(model(tokens), labels).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_frozen_weights_have_no_gradient_and_change_no_other(worlds, method):
+    expected = frozen_step()
+    assert {name for name, gradient in expected.items() if gradient is None} == set(FROZEN)
+    for found in worlds(2).run(frozen_step, method):
+        for name, gradient in expected.items():
+            if gradient is None:
+                assert found[name] is None, name
+                continue
+            apart = (found[name].to("cpu") - gradient).norm() / gradient.norm()
+            assert apart < EXACT, name
+
+
 def refused(make, options):
     try:
         context_parallel(make(), **options)

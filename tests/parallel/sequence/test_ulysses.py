@@ -34,6 +34,20 @@ def test_keys_that_are_fewer_than_ranks_are_copied(worlds, groups):
         assert steps.far(found, expected) < EXACT
 
 
+def scaled(scale, sizes):
+    return steps.spread(16, True, "zigzag", None, scale, ulysses_attention, sizes)
+
+
+@pytest.mark.parametrize("scale", [0.7, 0.05])
+def test_another_scale(world, scale):
+    sizes = {"heads": 8, "groups": 4}
+    expected = steps.whole(16, True, None, scale, **sizes)
+    for found in world.run(scaled, scale, sizes):
+        assert steps.far(found, expected) < EXACT
+    by_default = steps.whole(16, True, **sizes)
+    assert steps.far(found, by_default) > 0.01
+
+
 def refused(heads, groups):
     q, k = torch.zeros(1, heads, 4, 8), torch.zeros(1, groups, 4, 8)
     try:
