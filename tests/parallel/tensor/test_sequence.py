@@ -6,11 +6,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.parallel.tensor import (
     assert_replicated,
     clip_grad_norm_,
     gather_sequence,
+    gathered,
     plain_gradients,
     scatter_sequence,
     sequence,
@@ -31,6 +33,48 @@ def test_spread_equals_whole(world, name):
     found = differences(world.run(spread, name, sequence_parallel), plain(name))
     assert set(found) == {"losses", "logits", "gradients", "weights"}
     assert max(found.values()) < 1e-10, found
+
+
+def order_of_backward():
+    """What a gathered column layer does in backward, in order: launches, products and waits."""
+    order = []
+
+    def noted(name, launch):
+        def launched(*arguments):
+            order.append(f"launch {name}")
+            finish = launch(*arguments)
+            return lambda: (order.append(f"wait {name}"), finish())[1]
+
+        return launched
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func._schema.name.endswith(("::mm", "::bmm")):
+                rows, columns = args[0].shape[-2], args[1].shape[-1]
+                order.append(f"product [{rows}, {columns}]")
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(1, 3, 5, requires_grad=True)  # 6 tokens of 2 ranks
+    weight = torch.randn(7, 5, requires_grad=True)
+    y = gathered.gathered_product(x, weight, None)
+    with (
+        mock.patch.object(gathered, "gather_async", noted("gather", gathered.gather_async)),
+        mock.patch.object(
+            gathered, "reduce_scatter_async", noted("scatter", gathered.reduce_scatter_async)
+        ),
+        torch.autograd.set_multithreading_enabled(False),
+        Products(),
+    ):
+        y.sum().backward()
+    return order
+
+
+def test_backward_sends_while_it_computes(worlds):
+    """x is gathered under the product for dx, and dx is summed under that for dW."""
+    assert worlds(2, device="cpu").run(order_of_backward) == [[
+        "launch gather", "product [6, 5]", "launch scatter", "wait gather", "product [7, 5]",
+        "wait scatter",
+    ]] * 2  # fmt: skip
 
 
 def without_sums(name):
