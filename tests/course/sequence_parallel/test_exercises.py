@@ -12,6 +12,7 @@ from lib.course.sequence_parallel import exercises as chapter
 from lib.course.sequence_parallel import lessons
 from lib.predict import hardware
 from lib.predict.sequence.hiding import tokens_to_hide
+from lib.predict.sequence.layout import blocks_of
 from lib.predict.sequence.traffic import of_layer
 from lib.ranks import collectives
 from tests.course.stored_chapter import main_path, shown, stored_chapter
@@ -344,3 +345,22 @@ def test_the_gain_of_the_best_layout_is_the_one_that_the_text_says(notebook):
     shares = [100 * sum(scores) / (4 * most) for most in slowest]
     words = f"from zigzag's {shares[0]:.1f} % to {shares[1]:.1f} %: {sum(scores):,} scores"
     assert words in prose(notebook)
+
+
+def test_the_card_says_how_ranks_share_a_causal_mask(notebook):
+    """Half of the work of the busiest rank is what ranks compute on average, of many ranks."""
+    busy = {}
+    for layout in ("zigzag", "contiguous"):
+        for ranks in (2, 8, 64):
+            scores = [
+                sum(
+                    part.scores for parts in blocks_of(2**13, rank, ranks, layout) for part in parts
+                )
+                for rank in range(ranks)
+            ]
+            busy[layout, ranks] = sum(scores) / ranks / max(scores)
+    assert {busy["zigzag", ranks] for ranks in (2, 8, 64)} == {1.0}
+    assert busy["contiguous", 2] > busy["contiguous", 8] > busy["contiguous", 64] > 0.5
+    assert busy["contiguous", 64] < 0.51
+    row = "| causal balance | even | even | even in zigzag; contiguous: nearly half idle |"
+    assert row in "".join(cell.source for cell in notebook.cells)
