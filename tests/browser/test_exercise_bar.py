@@ -72,6 +72,12 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     assert json.loads((path.parent / "progress.json").read_text()) == {path.stem: ["write"]}
     assert not bar_of(page, "predict").get_by_text("Solved").count()
 
+    bar.get_by_role("button", name="Check", exact=True).focus()
+    assert not nbformat.read(path, as_version=4).cells[-1].get("outputs")
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    assert nbformat.read(path, as_version=4).cells[-1].outputs, "Ctrl+S saves, from a button too"
+
     page.evaluate("() => jupyterapp.shell.collapseLeft()")
     for dark in (False, True):
         lab.turn(page, dark=dark)

@@ -5,9 +5,9 @@ from lib.draw.parts.picture import Picture
 
 
 def playing(picture: Picture, seconds: float = 9.0) -> str:
-    """Return the SVG of a picture with a time axis and a play head that goes over it for ever.
+    """Return the SVG of a picture with a time axis and a play head that goes over it twice.
 
-    What is still to come is pale. Who has asked for less motion sees the picture whole. Raises
+    What is still to come is pale, and in the end the picture is whole. Who has asked for less motion sees the picture whole. Raises
     ValueError for a picture without a time axis.
     """
     if seconds <= 0:
@@ -18,7 +18,7 @@ def playing(picture: Picture, seconds: float = 9.0) -> str:
     dark = f".later{{fill:{style.PAPER.dark}!important}}.now{{fill:{style.INK.dark}!important}}"
     play = f"""<style>
 @keyframes sweep{{from{{transform:translateX(0)}}88%,to{{transform:translateX({wide:.1f}px)}}}}
-.head{{animation:sweep {seconds:g}s linear infinite}}
+.head{{animation:sweep {seconds:g}s linear 2 forwards}}
 @media (prefers-color-scheme:dark){{{dark}}}
 @media (prefers-reduced-motion:reduce){{.head{{display:none}}}}
 </style>

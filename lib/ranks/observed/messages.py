@@ -46,6 +46,11 @@ class Messages:
         """Note one send or receive; each pair (source, destination) counts its own messages."""
         way = "to send to" if op == "send" else "to receive from"
         rank, partner = this_rank.rank, self.member(peer, way)
+        if op == "recv" and partner == rank and not self.streamed:
+            raise ValueError(
+                f"rank {rank} receives from itself, and gloo carries nothing from a rank to "
+                "itself: name the rank that sends."
+            )
         if self.asked is not None:
             return self._later(self._message, op, tensors, peer, call, tag)
         pair = (rank, partner) if op == "send" else (partner, rank)

@@ -21,7 +21,7 @@ def test_the_head_goes_from_the_first_to_the_last_moment():
     (start,) = re.findall(r'class="later" x="([\d.]+)"', text)
     assert float(start) == pytest.approx(first, abs=1)
     assert float(start) + float(way) == pytest.approx(last, abs=1)
-    assert "animation:sweep 6s linear infinite" in text and "prefers-reduced-motion" in text
+    assert "animation:sweep 6s linear 2 forwards" in text and "prefers-reduced-motion" in text
 
 
 def test_what_is_under_it_is_the_picture():

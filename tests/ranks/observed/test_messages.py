@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lib import RankError, World
 from lib.ranks.groups import gloo_connections
 from lib.ranks.slow_motion import SlowMotion
 
@@ -42,3 +43,14 @@ def sends_and_forgets():
 
 def test_a_message_arrives_though_nobody_kept_its_work(worlds):
     assert worlds(2).run(sends_and_forgets) == [[1.0] * 3, [0.0] * 3]
+
+
+def receives_from_itself():
+    dist.recv(torch.zeros(2), dist.get_rank())
+
+
+def test_a_rank_that_receives_from_itself_is_told_so():
+    with World(2, device="cpu") as world:
+        with pytest.raises(RankError, match="receives from itself.*name the rank that sends"):
+            world.run(receives_from_itself)
+        assert world.run(dist.get_world_size) == [2, 2]

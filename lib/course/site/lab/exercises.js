@@ -7,6 +7,7 @@
   const IMPORT = /^from (lib\.course\.\w+\.exercises) import (?:\(([^)]*)\)|(.*))$/gm;
   const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
   const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
+  const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -65,7 +66,7 @@
         bars.delete(cell);
         if (name) bars.set(cell, new Bar(panel, cell, modules.get(name), name));
       }
-      if (name && remembered.includes(name)) bars.get(cell).markSolved();
+      if (name && remembered.includes(name)) bars.get(cell).remember();
     });
   }
 
@@ -139,8 +140,9 @@
       this.above.hidden = !withAbove;
     }
 
-    markSolved() {
-      this.mark.textContent = "✓ Solved";
+    // It was solved, and what the cell holds now is perhaps another attempt.
+    remember() {
+      this.mark.textContent ||= EARLIER;
     }
 
     // What `lib.course.exercise_bar` answers, without a trace in the notebook or in its history.
@@ -212,7 +214,7 @@
     // The cell has run, by a button or by a key.
     async ran() {
       const { solved, shown, hints } = await this.ask("state", this.module, this.name);
-      if (solved) this.markSolved();
+      if (solved || this.mark.textContent) this.mark.textContent = solved ? NOW : EARLIER;
       this.show(shown, hints);
       this.setBusy(this.isBusy);
     }
