@@ -310,6 +310,17 @@ def test_pytorchs_data_and_pipeline_is_built_as_the_text_says(cells, worlds):
     assert ranks == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
+def test_deepspeeds_two_by_two_is_the_second_order_of_the_cell(cells):
+    """Its topology has the axes pipe, data, so its pipelines are those printed for pp × dp."""
+    (box,) = [c.source for c in cells if '"In two-by-two, GPUs' in c.source]
+    said = re.search(r"DeepSpeed's: .*GPUs (\d) and (\d) are one.*GPUs (\d) and (\d) average", box)
+    pipeline, means = (said[1], said[2]), (said[3], said[4])
+    printed = shown(cells, "def two_by_two(**axes)")
+    (second,) = re.findall(r"pp × dp pipelines: (.*)", printed)
+    pipelines = re.findall(r"\((\d), (\d)\)", second)
+    assert pipeline in pipelines and means in list(zip(*pipelines))
+
+
 def test_every_exercise_of_the_chapter_has_hints(cells):
     code = "\n".join(c.source for c in cells if c.cell_type == "code")
     for name in ("predict", "write", "repair", "plan"):
