@@ -38,6 +38,15 @@ def dropped(tokens: int, experts: int, k: int, factor: float) -> float:
     return float(over @ probabilities(tokens, experts, k) / mean)
 
 
+def taken(tokens: int, experts: int, k: int, capacity: int) -> float:
+    """Return the rows that an expert takes on average if it takes at most `capacity` of them.
+
+    Of `tokens` tokens each chooses k experts by chance. Raises ValueError for k above E.
+    """
+    rows = np.minimum(np.arange(tokens + 1), whole(capacity, "The capacity"))
+    return float(rows @ probabilities(tokens, experts, k))
+
+
 def batch_of_an_expert(tokens: int, experts: int, k: int, ranks: int = 1) -> float:
     """Return the rows that an expert gets on average from P ranks of N tokens: P·k·N/E.
 

@@ -13,10 +13,12 @@ Source: counted; Nie et al. 2022, "HetuMoE" (arXiv 2203.14685), for the two hops
 """  # noqa: E501
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from lib.predict.arguments import equal_share, real, whole
 from lib.predict.collectives.exchange import Exchange
+from lib.predict.expert.load import taken
 
 Table = Sequence[Sequence[int]]
 COUNT = 8  # bytes of a number of rows
@@ -39,6 +41,32 @@ def table_of(by_expert: Table) -> list[list[int]]:
     ranks = len(by_expert)
     own = equal_share(len(by_expert[0]), ranks, "There are {} experts")
     return [[sum(row[r * own : (r + 1) * own]) for r in range(ranks)] for row in by_expert]
+
+
+def expected_table(
+    tokens: int, experts: int, k: int, ranks: int, capacity: float | None = None,
+    decide: str = "all",
+) -> list[list[float]]:  # fmt: skip
+    """Return the rows [P, P] that ranks send on average if the gate prefers no expert.
+
+    Each rank has `tokens` tokens. A capacity factor counts the tokens of all ranks with
+    decide="all", where an expert takes those of lower ranks first, so that these send more; with
+    "rank" it counts each rank's own. `flat` and `two_hops` count what of it goes between nodes.
+    Raises ValueError for experts that ranks cannot share equally, and for another `decide`.
+    """
+    own = equal_share(experts, ranks, "There are {} experts")
+    if decide not in ("all", "rank"):
+        raise ValueError(f"decide must be one of all, rank, not {decide!r}.")
+    together = ranks if decide == "all" else 1
+    n = whole(tokens, "tokens")
+    most = n * together  # no expert has more rows
+    if capacity is not None:
+        factor = real(capacity, "The capacity factor", zero=False)
+        most = ceil(factor * n * together * whole(k, "k") / experts)
+    # An expert's rows of the first 0, 1, .. ranks; what one more adds is what that rank sends.
+    filled = [taken(n * r, experts, k, most) if r else 0.0 for r in range(together + 1)]
+    added = [after - before for before, after in zip(filled, filled[1:])]
+    return [[own * added[rank % together]] * ranks for rank in range(ranks)]
 
 
 def flat(table: Table, node: int) -> list[Sent]:

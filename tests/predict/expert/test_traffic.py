@@ -3,8 +3,12 @@
 import random
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from lib.predict.expert import traffic
+from lib.parallel.expert import expert_parallel
+from lib.predict.expert import load, traffic
+from lib.single.experts import MoE
 
 
 def drawn(ranks, seed=0):
@@ -48,6 +52,55 @@ def test_the_table_of_ranks_adds_up_their_experts():
     assert traffic.table_of(by_expert) == [[3, 7], [5, 6]]
     with pytest.raises(ValueError, match="There are 3 experts; 2 ranks cannot share them"):
         traffic.table_of([[1, 2, 3]] * 2)
+
+
+def fitted(capacity, decide, batches=150):
+    """Return the rows [E] of this rank that a gate of noise alone sends, on average."""
+    torch.manual_seed(dist.get_rank())
+    layer = MoE(4, 4, 8, 2, "noisy", capacity)
+    expert_parallel(layer, decide=decide)
+    layer.draw(0, scale=0.0)  # of its logits nothing is left but noise
+    rows = torch.randn(16, 4, device=layer.gate.weight.device)
+    with torch.no_grad():
+        kept = [layer.fitting(layer.gate(rows).assignments).counts for _ in range(batches)]
+    return torch.stack(kept).double().mean(0).tolist()
+
+
+@pytest.mark.parametrize("decide", ["all", "rank"])
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_an_even_gate_sends_on_average_what_is_expected(worlds, capacity, decide):
+    recorded = traffic.table_of(worlds(4).run(fitted, capacity, decide))
+    expected = traffic.expected_table(16, 8, 2, 4, capacity, decide)
+    for found, rows in zip(recorded, expected, strict=True):
+        assert sum(found) == pytest.approx(sum(rows), abs=0.6)
+        assert found == pytest.approx(rows, abs=0.6)
+
+
+def test_what_is_expected_loses_what_a_capacity_drops():
+    sent = lambda *more: [sum(row) for row in traffic.expected_table(64, 8, 2, 4, *more)]
+    assert sent() == pytest.approx([128] * 4) and sent(2.5) == pytest.approx([128] * 4, rel=1e-4)
+    lost = [1 - sum(sent(1.0, decide)) / 512 for decide in ("all", "rank")]
+    expected = [load.dropped(tokens, 8, 2, 1.0) for tokens in (256, 64)]
+    assert lost == pytest.approx(expected) and lost[0] < lost[1]
+    first, *_, last = sent(1.0)
+    assert first == pytest.approx(128) and last < 128 * (1 - 2 * lost[0])
+
+
+def test_nodes_and_a_capacity_say_what_is_expected_between_nodes():
+    """8 ranks on 2 nodes: half of the rows leave, flat and in two hops."""
+    table = traffic.expected_table(64, 8, 2, 8, 1.25, "rank")
+    left = 128 * (1 - load.dropped(64, 8, 2, 1.25))
+    flat, hops = traffic.flat(table, 4)[5], traffic.two_hops(table, 4)[5]
+    assert flat.between == pytest.approx(left / 2) == pytest.approx(hops.between)
+    assert flat.inside == pytest.approx(left * 3 / 8)
+    assert hops.inside == pytest.approx(left * 6 / 8)
+
+
+def test_what_cannot_be_expected_is_refused():
+    with pytest.raises(ValueError, match="There are 8 experts"):
+        traffic.expected_table(64, 8, 2, 3)
+    with pytest.raises(ValueError, match="decide must be one of all, rank, not 'none'"):
+        traffic.expected_table(64, 8, 2, 4, 1.0, "none")
 
 
 def test_an_even_load_sends_what_is_for_others():

@@ -68,6 +68,16 @@ def test_experts_that_choose_have_the_same_load():
     assert ExpertChoice(8, 4, 2, room=9.0)(x).assignments.counts.tolist() == [10] * 4
 
 
+def test_a_bias_changes_the_tokens_that_an_expert_chooses_and_no_weight():
+    gate = identity(ExpertChoice, k=1, room=1.5)  # each expert takes one of the two tokens
+    assert gate(X).assignments.token.tolist() == [0, 1, 1]
+    gate.bias = torch.tensor([[-5.0, 0, 0], [0, 0, -5.0]])  # one for each token and expert
+    after = gate(X).assignments
+    assert after.counts.tolist() == [1, 1, 1]
+    assert sorted(zip(after.expert.tolist(), after.token.tolist())) == [(0, 1), (1, 1), (2, 0)]
+    torch.testing.assert_close(after.weight, X.softmax(-1)[after.token, after.expert])
+
+
 def test_the_gates_of_a_decision_are_its_weights_by_place():
     decision = identity()(X)
     assert (decision.gates > 0).tolist() == [[True, True, False], [False, True, True]]
@@ -87,6 +97,19 @@ def test_in_bfloat16_scores_tie_so_they_are_computed_in_float32():
     gate = gate.float()
     with torch.autocast("cpu", torch.bfloat16):
         assert gate(x).logits.dtype == torch.float32
+
+
+def test_in_bfloat16_the_chosen_score_gets_no_gradient_and_ours_does():
+    """The other half of the bite: a score of 0.9993 is rounded to 1, where a softmax is flat."""
+    logits = torch.tensor([[8.0, 0.0, 0.0]])
+    narrow = logits.to(torch.bfloat16).requires_grad_()
+    narrow.softmax(-1).amax().backward()
+    assert narrow.grad[0, 0] == 0
+    gate = identity(k=1).to(torch.bfloat16)
+    gate(logits.to(torch.bfloat16)).assignments.weight.sum().backward()
+    score = logits[0].softmax(-1)[0]
+    expected = 8 * score * (1 - score)  # x · p(1 - p)
+    torch.testing.assert_close(gate.weight.grad[0, 0].float(), expected, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("kind", GATES)

@@ -42,6 +42,26 @@ def test_noise_is_only_in_training():
     assert torch.equal(decision.logits, gate(x).logits)
 
 
+def test_the_noise_is_scaled_by_a_softplus_and_everything_is_decided_with_it():
+    gate, x = drawn(NoisyGate(4, 5, 2)), inputs()
+    epsilon = torch.randn(6, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gate.noise = lambda like: epsilon
+    decision = gate(x)
+    by_hand = x @ gate.weight.T + epsilon * (1 + (x @ gate.noise_weight.T).exp()).log()
+    torch.testing.assert_close(decision.logits, by_hand)
+    torch.testing.assert_close(decision.scores, by_hand.softmax(-1))
+    assert torch.equal(decision.gates > 0, by_hand >= by_hand.topk(2).values[:, 1:])
+
+
+def test_a_bias_changes_the_choice_of_a_noisy_gate_and_not_its_logits():
+    gate, x = drawn(NoisyGate(4, 5, 1)).eval(), inputs()
+    before = gate(x)
+    gate.bias[3] = 50.0
+    after = gate(x)
+    assert before.assignments.counts[3] < 6 == after.assignments.counts[3]
+    assert torch.equal(before.logits, after.logits)
+
+
 def test_all_experts_chosen_is_a_load_of_all_tokens():
     gate = drawn(NoisyGate(4, 3, 3))
     assert gate(inputs(6)).load.estimate().tolist() == [6, 6, 6]
@@ -94,6 +114,13 @@ def test_the_load_of_two_levels_is_that_of_the_group_times_the_share_inside():
         again = chosen_again(clean[goes, inside], logits[goes, inside], spread[goes, inside], 1)
         expected = primary.load.estimate()[group] * again.sum(0) / max(1, int(goes.sum()))
         torch.testing.assert_close(decision.load.estimate()[inside], expected)
+
+
+def test_a_group_that_no_token_chose_has_no_load_and_no_share_of_nothing():
+    gate, x = drawn(TwoLevelGate(4, 6, 2, groups=3, groups_chosen=1)), inputs(5)
+    gate.primary.bias[1] = -50.0
+    load = gate(x).load.estimate()
+    assert load[2:4].tolist() == [0, 0] and load.isfinite().all() and load.sum() > 1
 
 
 @pytest.mark.parametrize(
