@@ -104,8 +104,13 @@ def expert_parallel(
     same_everywhere(model, everyone)
     for tensor in (*model.parameters(), *model.buffers()):
         from_first(tensor, everyone)
-    for layer in layers.values():
+    shards: dict[int, nn.Parameter] = {}  # by the number of the whole one: what is tied stays tied
+    wholes = [[id(getattr(layer.experts, n)) for n in SHARDED] for layer in layers.values()]
+    for layer, whole in zip(layers.values(), wholes):
         layer.experts = ExpertShard(layer.experts, routes or Flat(group))
+        for name, number in zip(SHARDED, whole):
+            shard = getattr(layer.experts, name)
+            setattr(layer.experts, name, shards.setdefault(number, shard))
         if decide == "all":
             layer.batch = layer.gate.batch = OverRanks(everyone)
     if average:
