@@ -54,7 +54,7 @@ def spread_in_two_hops(name, nodes):
     return models.spread(name, routes=routes(nodes))
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (8, 2)])
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (8, 2), (8, 4)])  # 8, 4: a group a node
 def test_a_model_trains_the_same_in_two_hops(worlds, ranks, nodes):
     by_rank = worlds(ranks).run(spread_in_two_hops, "two-level", nodes)
     found = models.far(by_rank, models.plain("two-level"))
