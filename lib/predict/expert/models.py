@@ -15,8 +15,31 @@ experts. So it is not in the table. GShard prints its sizes rounded, 600 billion
 """  # noqa: E501
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lib.predict.arguments import whole
+
+
+class Counts(NamedTuple):
+    """Holds the parameters of a layer, those that work on a token, and a token's forward FLOP."""
+
+    parameters: int
+    active: int
+    flop: int
+
+
+def layer_counts(
+    width: int, hidden: int, experts: int, k: int, *, matrices: int = 2, shared: int = 0
+) -> Counts:
+    """Return what a layer of experts holds, and what a token uses of it.
+
+    Backward costs twice the FLOP of forward. What is done for each number alone is left out.
+    """
+    gate = whole(experts, "experts") * whole(width, "width")
+    expert = whole(matrices, "matrices") * width * whole(hidden, "hidden")
+    always = gate + whole(shared, "shared", 0) * expert
+    active = always + whole(k, "k") * expert
+    return Counts(always + experts * expert, active, 2 * active)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """Published counts of parameters follow from published shapes, where they do."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from lib.predict.expert import models
+from lib.single.experts import MoE
 
 BY_NAME = {model.name: model for model in models.MODELS}
 
@@ -49,6 +52,26 @@ def test_a_small_model_by_hand():
     assert (model.expert, model.always) == (expert, always)
     assert model.total == always + 2 * 5 * expert
     assert model.active == always + 2 * 2 * expert
+
+
+@pytest.mark.parametrize(("k", "shared"), [(1, 0), (2, 0), (2, 3)])
+def test_a_layer_holds_and_computes_what_is_counted(k, shared):
+    layer, x = MoE(16, 24, 8, k, shared=shared).double(), torch.randn(1, 10, 16).double()
+    counts = models.layer_counts(16, 24, 8, k, shared=shared)
+    assert counts.parameters == sum(p.numel() for p in layer.parameters())
+    with FlopCounterMode(display=False) as counted:
+        layer(x)
+    assert counted.get_total_flops() == 10 * counts.flop
+    unused = (8 - k) * 2 * 16 * 24
+    assert counts.active == counts.parameters - unused
+
+
+def test_layers_of_a_published_model_add_up_to_it():
+    mixtral = BY_NAME["Mixtral 8x7B"]
+    counts = models.layer_counts(4096, 14_336, 8, 2, matrices=3)
+    besides = mixtral.attention + mixtral.embeddings
+    assert mixtral.total == 32 * counts.parameters + besides
+    assert mixtral.active == 32 * counts.active + besides
 
 
 def test_the_largest_switch_of_the_printed_shape_has_half_of_the_printed_size():
