@@ -25,10 +25,14 @@ class Keeping:
 
     def __init__(self, rule: Rule):
         self.rule, self.results = rule, []
+        self.chosen: dict[int, bool] = {}  # by identity: the hash of an operation is slow
 
     def has(self, operation) -> bool:
         """Return whether results of this operation are kept; those of views never are."""
-        return _makes(operation) and self.rule(operation)
+        found = self.chosen.get(id(operation))
+        if found is None:
+            found = self.chosen[id(operation)] = _makes(operation) and bool(self.rule(operation))
+        return found
 
     def noting(self) -> TorchDispatchMode:
         """Return the mode of the first run."""

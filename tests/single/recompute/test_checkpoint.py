@@ -222,6 +222,17 @@ def test_kept_operations_do_not_run_again():
         assert counted.count(aten.addmm.default) == times
 
 
+def test_a_rule_is_asked_once_for_each_operation():
+    asked = []
+
+    def rule(operation):
+        asked.append(operation)
+        return operation is aten.addmm.default
+
+    checkpoint(Body(), drawn(), keep=rule).sum().backward()
+    assert aten.addmm.default in asked and len(asked) == len(set(asked)) > 3
+
+
 def test_what_a_second_run_made_is_free_when_it_ends():
     """A ring of frames would keep it until the collector of garbage comes; Python 3.12 made one."""
     x = torch.ones(4, requires_grad=True)
