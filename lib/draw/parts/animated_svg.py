@@ -7,8 +7,8 @@ from lib.draw.parts.picture import Picture
 def playing(picture: Picture, seconds: float = 9.0) -> str:
     """Return the SVG of a picture with a time axis and a play head that goes over it twice.
 
-    What is still to come is pale, and in the end the picture is whole. Who has asked for less motion sees the picture whole. Raises
-    ValueError for a picture without a time axis.
+    What is still to come is pale, and in the end the picture is whole, as it is from the start for
+    who has asked for less motion. Raises ValueError for a picture without a time axis.
     """
     if seconds <= 0:
         raise ValueError(f"A picture plays in more than 0 s, not in {seconds:g} s.")
