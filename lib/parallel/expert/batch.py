@@ -42,13 +42,14 @@ class OverRanks(OneDevice):
         """Return which of this rank's assignments fit into a capacity of the whole batch: [A]."""
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         own = len(assignments.token)
-        capacity = capacity_of(factor, own * ranks, assignments.experts)
         if drop == "arrival":
             counts = assignments.counts
             everyone = counts.new_empty(ranks, len(counts))
             dist.all_gather_single(everyone.view(-1), counts, group=self.group)
+            capacity = capacity_of(factor, int(everyone.sum()), assignments.experts)
             return within(assignments, capacity, drop, everyone[:rank].sum(0))
         # By weight every rank has to see all weights; A is the same everywhere.
+        capacity = capacity_of(factor, own * ranks, assignments.experts)
         expert, weight = (
             collectives.all_gather(t.detach(), 0, self.group)
             for t in (assignments.expert, assignments.weight)

@@ -8,7 +8,7 @@ from torch import nn
 from lib.parallel.expert import clip_grad_norm_, expert_parallel, plain_gradients
 from lib.ranks.mesh import mesh
 from lib.single import next_token_loss
-from lib.single.experts import auxiliary_loss
+from lib.single.experts import MoE, auxiliary_loss
 from tests.parallel.expert import models
 
 
@@ -86,3 +86,24 @@ def test_what_is_frozen_or_unused_stays_so(worlds):
     missing = [name for name, p in plain.named_parameters() if p.grad is None]
     assert len(missing) == 3 and "unused" in missing
     assert_equal(worlds(2).run(spread), plain)
+
+
+TOKENS = torch.randn(24, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def crowded_layer():
+    return MoE(8, 8, 4, 2, capacity=0.8, seed=1).double()
+
+
+def uneven_tokens(cut):
+    layer = expert_parallel(crowded_layer())
+    return layer(TOKENS[:cut] if dist.get_rank() == 0 else TOKENS[cut:])
+
+
+@pytest.mark.parametrize("cut", [0, 5, 12])
+def test_a_capacity_counts_the_tokens_of_ranks_with_more_and_with_fewer(worlds, cut):
+    layer = crowded_layer()
+    expected = layer(TOKENS)
+    assert layer.kept.sum() < 2 * len(TOKENS), "nothing is dropped"
+    outputs = torch.cat(worlds(2).run(uneven_tokens, cut))
+    torch.testing.assert_close(outputs, expected, atol=1e-12, rtol=0)
