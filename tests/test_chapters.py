@@ -384,3 +384,10 @@ def test_the_first_picture_comes_before_any_code_and_is_what_draw_draws(ranks, t
     assert pictures[0].size == pictures[1].size
     difference = ImageChops.difference(*pictures).resize((64, 16))
     assert difference.getextrema()[1] < 24  # letters may differ by a hair between versions
+
+
+@every_chapter
+def test_what_solves_an_exercise_is_said_before_its_answer_is_folded(path):
+    texts = [cell.source for cell in read(path).cells if "<summary>Solution" in cell.source]
+    ends = [re.split("<summary>Solution.*?</details>", text, flags=re.S)[-1] for text in texts]
+    assert ends and not "".join(end.partition("\n## ")[0] for end in ends).strip()
