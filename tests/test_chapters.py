@@ -390,4 +390,4 @@ def test_the_first_picture_comes_before_any_code_and_is_what_draw_draws(ranks, t
 def test_what_solves_an_exercise_is_said_before_its_answer_is_folded(path):
     texts = [cell.source for cell in read(path).cells if "<summary>Solution" in cell.source]
     ends = [re.split("<summary>Solution.*?</details>", text, flags=re.S)[-1] for text in texts]
-    assert ends and not "".join(end.partition("\n## ")[0] for end in ends).strip()
+    assert ends and not "".join(re.split("\n##", end)[0] for end in ends).strip()
