@@ -1,15 +1,18 @@
 """Selective recomputation forgets the scores of attention alone; a budget has its plan."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils import checkpoint as pytorchs
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.predict.recompute import smallest_peak, use_of
 from lib.predict.shape import GPTShape, MLPShape
 from lib.single import GPT, MLP, next_token_loss
-from lib.single.recompute import best_plan, block_costs, kept_bytes, recompute
+from lib.single.recompute import best_plan, block_costs, kept_bytes, only, recompute
 from tests.every import every
 
 SHAPE = GPTShape(vocabulary=40, sequence=32, width=32, heads=4, layers=3, hidden=64)
@@ -87,3 +90,46 @@ def test_the_best_plan_of_a_budget_meets_it():
 def test_a_chain_without_attention_is_refused():
     with pytest.raises(ValueError, match="this MLP has no attention with a `core`"):
         recompute(MLP(MLPShape((4, 8, 2))), "selective")
+
+
+# --- beside PyTorch's selective checkpoint
+
+PRODUCTS = [torch.ops.aten.addmm.default, torch.ops.aten.mm.default]
+AGAIN = [torch.ops.aten._softmax.default]
+
+
+def in_pytorchs_checkpoints(model):
+    """Put each block into PyTorch's checkpoint with its own policy."""
+    contexts = lambda: pytorchs.create_selective_checkpoint_contexts(PRODUCTS)
+
+    def forward(x):
+        for block in model.blocks.values():
+            x = pytorchs.checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        return x
+
+    model.forward = forward
+    return model
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that are computed, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_chosen_operations_run_as_often_as_in_pytorchs_and_gradients_are_its_own():
+    found, counts = [], []
+    for model in (recompute(gpt(), "all", only(*PRODUCTS)), in_pytorchs_checkpoints(gpt())):
+        with Counted() as counted:
+            found.append(stepped(model))
+        counts.append([counted.counts[str(one)] for one in [*PRODUCTS, *AGAIN]])
+    ours, theirs = found
+    assert every(torch.equal(a, b) for a, b in zip(ours, theirs)) and len(ours) > 30
+    assert counts[0] == counts[1], "products run once, the softmax twice"
+    assert counts[0][-1] == 2 * SHAPE.layers
