@@ -11,6 +11,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), section 3.
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
@@ -70,12 +71,32 @@ class VocabParallelLinear(ColumnLinear):
             return y[..., : rows.length]
         real = min(max(rows.length - self.rank * rows.share, 0), rows.share)
         if real < rows.share:
-            y[..., real:].fill_(-math.inf)  # in place: no second tensor of logits, no mask kept
+            y = _Padded.apply(y, real)
         return y
 
     def extra_repr(self) -> str:
         """Say which part of the vocabulary this rank has."""
         return f"{self.weight.shape[1]} -> {_said(self.placements['weight'])}"
+
+
+class _Padded(torch.autograd.Function):
+    """Puts -inf for what was added, in place: no second tensor of logits, and no mask is kept.
+
+    Autograd lets nobody change a view that another function of ours has returned, and y may be one;
+    nothing before it needs y's numbers in backward.
+    """
+
+    @staticmethod
+    def forward(ctx, y, real):
+        ctx.real = real
+        y[..., real:] = -math.inf
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        gradient[..., ctx.real :] = 0
+        return gradient, None
 
 
 def local_rows(tokens: Tensor, rows: Split, first: int) -> tuple[Tensor, Tensor]:
