@@ -12,7 +12,7 @@ const RULE = `@media screen{[data-mrom-covers]~:not(:has(${ERRORS})){display:non
 // shows everything again.
 export function makeCover(figure) {
   const text = "What this cell shows below is covered too.";
-  const node = element("p", { class: "mrom-caption", text, hidden: true });
+  const node = element("p", { class: "mrom-covers", text, hidden: true });
   let output = null, observer = null;
   const tell = () => (node.hidden = !output?.nextElementSibling);
   const end = () => {

@@ -59,7 +59,7 @@ export function addStylesheet(el) {
   background:var(--ink);color:var(--paper);border-radius:5px;pointer-events:none}
 .mrom-status{margin:8px 0 0;white-space:pre-line}
 .mrom-heading{margin:0 0 8px;overflow-wrap:anywhere}
-.mrom-caption{margin:6px 0 0;color:var(--faint);overflow-wrap:anywhere}
+.mrom-caption,.mrom-covers{margin:6px 0 0;color:var(--faint);overflow-wrap:anywhere}
 .mrom-status:empty,.mrom-heading:empty,.mrom-caption:empty{display:none}
 .mrom-announcement{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .mrom-printed{display:none;margin:8px 0 0}
