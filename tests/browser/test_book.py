@@ -5,6 +5,7 @@ import re
 import pytest
 
 from lib.course.tools.book import chapters
+from tests.browser.seen import SCREENSHOTS
 
 
 @pytest.fixture
@@ -157,3 +158,13 @@ def test_the_sidebar_says_the_numbers_of_chapters_and_of_nothing_else(at):
     numbered = [f"{n}. {chapter.title}" for n, chapter in enumerate(chapters())]
     assert told[: len(numbered)] == numbered  # this book has pages of tests after them
     assert others and not any(re.match(r"\d", text) for text in others)
+
+
+def test_the_list_of_chapters_has_room_for_its_sentences_on_a_phone(at):
+    page = at("README.html", width=360)
+    heads = page.locator("#the-chapters th")
+    assert [head.inner_text() for head in heads.all() if head.is_visible()] == [
+        "chapter", "minutes in all", "then you can"
+    ]  # fmt: skip
+    assert heads.last.bounding_box()["width"] >= 120
+    page.screenshot(path=SCREENSHOTS / "book-chapters-360.png", full_page=True)

@@ -27,6 +27,8 @@ WRITE = """from lib.course.lean_optimizers.exercises import write
 
 write.check(my_sm3 if limit else None)"""
 SOURCES = [SETUP, PREDICT, ATTEMPT, WRITE]
+ATTEMPTED = """source => jupyterapp.shell.currentWidget.content.widgets[2].model.sharedModel
+    .setSource(source)"""
 COUNTS = (
     "() => [...jupyterapp.shell.currentWidget.content.widgets].map(c => c.model.executionCount)"
 )
@@ -67,7 +69,7 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     page.screenshot(path=SCREENSHOTS / "exercise-bar-missing.png")
     assert page.evaluate(COUNTS) == [None] * 4
     bar.get_by_role("button", name="Run the cells above, then check").click()
-    bar.get_by_text("✓ Solved").wait_for()
+    bar.get_by_text("✓ Solved", exact=True).wait_for()
     assert page.evaluate(COUNTS) == [1, 2, 4, 5], "the attempt is defined anew before its check"
     assert json.loads((path.parent / "progress.json").read_text()) == {path.stem: ["write"]}
     assert not bar_of(page, "predict").get_by_text("Solved").count()
@@ -77,6 +79,12 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     page.keyboard.press("Control+s")
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     assert nbformat.read(path, as_version=4).cells[-1].outputs, "Ctrl+S saves, from a button too"
+
+    for attempt, mark in ((ATTEMPT.replace("+ gradient", "- gradient"), "✓ Solved earlier"),
+                          (ATTEMPT, "✓ Solved")):  # fmt: skip
+        page.evaluate(ATTEMPTED, attempt)
+        bar.get_by_role("button", name="Check", exact=True).click()
+        bar.get_by_text(mark, exact=True).wait_for()
 
     page.evaluate("() => jupyterapp.shell.collapseLeft()")
     for dark in (False, True):

@@ -75,8 +75,8 @@ if [ $which = yes ] || ! "$venv" -m pip --version >/dev/null 2>&1; then
 fi
 
 echo "Installing what requirements.txt names into .venv (once; on Linux PyTorch brings CUDA, several GB)."
-[ -t 1 ] && life=on || life=off # bars are for somebody who watches, names of packages for all
-"$venv" -m pip install --disable-pip-version-check --progress-bar=$life -r requirements.txt ||
+[ -t 1 ] && bar=on || bar=off # a bar is for somebody who watches, names of packages for all
+"$venv" -m pip install --disable-pip-version-check --progress-bar=$bar -r requirements.txt ||
     stop "pip could not install requirements.txt: its own words stand above, and the next call goes on from here."
 share=.venv/share/jupyter
 server=.venv/etc/jupyter/jupyter_server_config.d

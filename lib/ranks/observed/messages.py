@@ -48,8 +48,8 @@ class Messages:
         rank, partner = this_rank.rank, self.member(peer, way)
         if op == "recv" and partner == rank and not self.streamed:
             raise ValueError(
-                f"rank {rank} receives from itself, and gloo carries nothing from a rank to "
-                "itself: name the rank that sends."
+                f"Rank {rank} receives from itself, and gloo carries nothing from a rank to "
+                "itself. Name the rank that sends."
             )
         if self.asked is not None:
             return self._later(self._message, op, tensors, peer, call, tag)
