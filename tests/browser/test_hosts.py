@@ -177,6 +177,12 @@ BROKEN = """() => [...document.querySelectorAll("article :is(th, td)")].filter((
 }).map((cell) => cell.innerText)"""
 
 
+# Tables that are wider than the frame in which the theme lets them scroll.
+CUT = """() => [...document.querySelectorAll("article table")]
+    .filter((table) => table.scrollWidth > table.parentElement.clientWidth + 1)
+    .map((table) => table.innerText.slice(0, 60))"""
+
+
 # Links to the pages before and after whose title is cut off.
 CLIPPED = """() => [...document.querySelectorAll(".prev-next-area a")]
     .filter((link) => !link.innerText || link.scrollWidth > link.clientWidth)
@@ -190,6 +196,7 @@ def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     assert page.evaluate(WIDE) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate(BROKEN) == []
+    assert page.evaluate(CUT) == []
     assert page.evaluate(CLIPPED) == []
 
 
