@@ -87,7 +87,10 @@ def fused_buffers(ranks: int = 4) -> str:
 
 
 def holes(ledger: Ledger) -> str:
-    """Write the most free bytes outside the largest free block, without and with an arena."""
+    """Write the most free bytes outside the largest free block, without and with an arena.
+
+    What is free inside the arena is not among them.
+    """
     storages = lives(memory_of_rank_0(ledger))
     lines = [f"{'':<12}{'free, but scattered':>20}{'reserved':>12}"]
     for name, kinds in (("no arena", ()), ("an arena", LONG_LIVED)):
