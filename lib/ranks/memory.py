@@ -128,6 +128,7 @@ class Memory(TorchDispatchMode):
         if (device := self._gpu()) is not None:
             torch.accelerator.reset_peak_memory_stats(device)
         self._storages.__enter__()
+        self._around, this_rank.counted = this_rank.counted, self._storages
         self._sort()
         model, hooks = self.model, self._hooks
         hooks.append(model.register_forward_pre_hook(self._enter_forward))
@@ -152,6 +153,7 @@ class Memory(TorchDispatchMode):
             hook.remove()
         self._hooks.clear()
         self._sort()
+        this_rank.counted = self._around
         self._storages.__exit__()
         self._open = False
 

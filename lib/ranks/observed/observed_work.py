@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lib.ranks.observed.carrier_errors import broke_off, wait_timed_out
 from lib.ranks.shared.event import Event
 from lib.ranks.state import gpu_streams
+from lib.ranks.state.live_storages import await_death
 from lib.ranks.state.this_rank import this_rank
 
 _SLICE = datetime.timedelta(seconds=0.2)
@@ -74,6 +75,8 @@ class ObservedWork(dist.Work):
         """Block until the operation has finished; the board shows this rank as waiting."""
         this_rank.waiting(self.tag, self.number)
         began = this_rank.slow.boundary() if this_rank.slow else this_rank.now()
+        counted = this_rank.counted
+        first = counted.seen if counted else 0
         try:
             if self.before:
                 self.before()
@@ -87,6 +90,8 @@ class ObservedWork(dist.Work):
             raise
         finally:
             this_rank.running()
+        if counted:  # gloo's thread wakes this one first and drops its own buffers afterwards
+            await_death(counted.since(first))
         if self.streamed:
             gpu_streams.waited(self.inner, self.tag, self.number)
         if self.events and this_rank.recording:

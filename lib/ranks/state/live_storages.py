@@ -1,7 +1,7 @@
 """The storages that are alive in this process: which, how large, and when each one dies."""
 
 import functools
-import itertools
+import time
 import weakref
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+_DROPPED_WITHIN = 0.05  # seconds; a thread that lets go of something needs microseconds
 HOST = "host"  # the kind of what lies in the host's memory (lib/ledger/host.py)
 
 
@@ -37,11 +38,15 @@ class Storages:
     def __init__(self, changed: Callable[[str, int, int], None], without_data: bool = False):
         self.changed, self.pieces, self.open = changed, {}, False
         self.without_data = without_data
-        self.numbers = itertools.count()
+        self.seen = 0  # how many; the number of the next one
 
     def see(self, tensor, kind: str = "other", computed: bool = False) -> list[Piece]:
         """Give the pieces behind a tensor; those not known yet count from now on, as `kind`."""
         return [self._see(storage, kind, computed) for storage in self.behind(tensor)]
+
+    def since(self, number: int) -> list[Piece]:
+        """Give the pieces that are alive and have this number or a later one."""
+        return [piece for piece in self.pieces.copy().values() if piece.number >= number]
 
     def behind(self, tensor) -> list[torch.UntypedStorage]:
         """Give the storages behind a tensor that count."""
@@ -51,7 +56,8 @@ class Storages:
         piece = self.pieces.get(storage._cdata)
         if piece is None:
             kind = HOST if getattr(storage, "in_host_memory", False) else kind
-            piece = Piece(next(self.numbers), storage.nbytes(), kind, computed)
+            piece = Piece(self.seen, storage.nbytes(), kind, computed)
+            self.seen += 1
             self.pieces[storage._cdata] = piece
             gone = functools.partial(self._died, storage._cdata, piece)
             piece.reference = weakref.ref(storage, gone)
@@ -88,6 +94,13 @@ class Storages:
     def __exit__(self, *_):
         torch.UntypedStorage.resize_ = self._resize
         self.open = False
+
+
+def await_death(pieces: list[Piece]) -> None:
+    """Wait until none of the pieces is alive, for a moment at most; another thread drops them."""
+    end = time.monotonic() + _DROPPED_WITHIN
+    while any(piece.alive for piece in pieces) and time.monotonic() < end:
+        time.sleep(20e-6)
 
 
 def _resize(storage, storages: Storages, size: int):

@@ -64,6 +64,7 @@ class ThisRank:
         self.recording = None  # a recorder.Recording while one runs
         self.spans: list[str] = []  # names of the spans this rank is in, innermost last
         self.abandoned = False  # a wait was left that its group may never end
+        self.counted = None  # the live_storages.Storages of a Memory that counts
         self.slow = None  # a ComputeClock while this rank is in slow motion
 
     def now(self):
