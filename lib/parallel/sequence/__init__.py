@@ -1,7 +1,7 @@
 """Sequence parallelism: ranks share the tokens of each sequence."""
 
-from lib.parallel.sequence.block_attention import merge
 from lib.parallel.sequence.loss import sequence_cross_entropy
+from lib.parallel.sequence.merging import merge
 from lib.parallel.sequence.ring import ring_attention
 from lib.parallel.sequence.shards import positions_of, shard_sequence, unshard_sequence
 from lib.parallel.sequence.transform import Context, context_parallel

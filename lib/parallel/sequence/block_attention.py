@@ -2,19 +2,17 @@
 
     q [B, H, Q, K], k, v [B, G, T, K] -> out [B, H, Q, K], log_sum [B, H, Q]
 
-log_sum is the logarithm of the softmax's denominator, log Σ exp(q·k · scale). Two results over
-different keys become the result over all of them:
-
-    weight = sigmoid(log_sum_b - log_sum_a)         b's share of both denominators
-    out = out_a + weight · (out_b - out_a)          log_sum = log(exp(log_sum_a) + exp(log_sum_b))
+log_sum is the logarithm of the softmax's denominator, log Σ exp(q·k · scale): with it, two results
+over different keys become the result over all of them (merging.py).
 
 Backward needs the log_sum and the output over *all* keys. With them the gradients of a block are
 those that the whole attention would give its pairs, and dQ of all blocks is their sum.
 
 There are two versions. `readable_forward` and `readable_backward` are written out and work for every
 dtype and device; PyTorch's kernels never write the scores to memory. `forward` and `backward` choose
-the kernel that has log_sum among its results: flash attention on the CPU, and on CUDA flash attention
-or else memory-efficient attention, as PyTorch allows; everywhere else the readable version.
+the kernel that has log_sum among its results: flash attention on the CPU (flash_on_cpu.py), and on
+CUDA flash attention or else memory-efficient attention, as PyTorch allows; everywhere else the
+readable version.
 Source: Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023, "FlashAttention-2" (arXiv
 2307.08691), section 3.1.
 """  # noqa: E501
@@ -29,20 +27,9 @@ from torch.backends.cuda import (
     can_use_flash_attention,
 )
 
+from lib.parallel.sequence import flash_on_cpu
+
 _aten = torch.ops.aten
-
-
-def merge(out: Tensor, log_sum: Tensor, block_out: Tensor, block_log_sum: Tensor) -> None:
-    """Join a block's result to that over earlier keys, in place: [.., Q, K] and [.., Q].
-
-    If the mask hides all keys of a block from a query, the block's log_sum is -inf for it and the
-    query's result does not change.
-    """
-    difference = block_log_sum - log_sum
-    # Where both are -inf, their difference is not a number; such a block has no weight.
-    difference = difference.masked_fill(block_log_sum == -math.inf, -math.inf)
-    out.lerp_(block_out.to(out.dtype), difference.sigmoid().unsqueeze(-1).to(out.dtype))
-    torch.logaddexp(log_sum, block_log_sum, out=log_sum)
 
 
 def readable_forward(
@@ -132,7 +119,7 @@ def forward(
         return dropped_forward(q, k, v, causal, scale, noise)
     kernel = kernel_of(q, v)
     if kernel == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        return flash_on_cpu.forward(q, k, v, causal, scale)
     if kernel == "flash":
         return _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
     if kernel == "efficient":
@@ -153,9 +140,7 @@ def backward(
     if kernel == "readable" or noise is not None:
         return readable_backward(gradient, q, k, v, out, log_sum, causal, scale, noise)
     if kernel == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, log_sum.contiguous(), 0.0, causal, scale=scale
-        )
+        return flash_on_cpu.backward(gradient, q, k, v, out, log_sum, causal, scale)
     # Without dropout a kernel draws nothing, and its seed and offset are not read.
     nothing = torch.zeros((), dtype=torch.int64, device=q.device)
     if kernel == "flash":

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from lib.parallel.sequence import block_attention
 from lib.parallel.sequence.dropout import Noise, noise_of
+from lib.parallel.sequence.merging import merge
 from lib.predict.sequence.layout import blocks_of, ranges_of
 from lib.ranks.algorithms import start_exchange
 
@@ -135,7 +136,7 @@ class _RingAttention(torch.autograd.Function):
                 if out is None:
                     out = torch.zeros_like(q, dtype=_wide(q))
                     log_sum = block[1].new_full(q.shape[:3], -math.inf)
-                block_attention.merge(out[:, :, rows], log_sum[:, :, rows], *block)
+                merge(out[:, :, rows], log_sum[:, :, rows], *block)
         if out is None:  # nothing but padding
             out = torch.zeros_like(q)
             log_sum = torch.full(q.shape[:3], -math.inf, dtype=_wide(q), device=q.device)

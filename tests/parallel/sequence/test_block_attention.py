@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lib.parallel.sequence import block_attention, merge
+from lib.parallel.sequence import block_attention, flash_on_cpu, merge
 from tests.parallel.sequence import steps
 
 CLOSE = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 2e-2}
@@ -24,6 +24,40 @@ def test_the_kernel_is_the_readable_version(groups, causal, dtype):
         results.append([out, log_sum, *back(gradient, q, k, v, out, log_sum, causal, 0.3)])
     assert block_attention.kernel_of(q, v) == "cpu"
     assert steps.far(*results) < CLOSE[dtype]
+
+
+readable = SimpleNamespace(
+    forward=block_attention.readable_forward, backward=block_attention.readable_backward
+)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("tokens", [128, 129, 300])
+def test_a_causal_block_in_pieces_is_the_readable_version(tokens, dtype):
+    q, k, v, gradient = steps.drawn(tokens, groups=2, dtype=dtype)
+    results = []
+    for part in (flash_on_cpu, readable):
+        out, log_sum = part.forward(q, k, v, True, 0.3)
+        results.append([out, log_sum, *part.backward(gradient, q, k, v, out, log_sum, True, 0.3)])
+    assert {t.dtype for t in results[0][2:]} == {dtype}
+    assert steps.far(*results) < 4 * CLOSE[dtype]  # sums of more keys than those of other tests
+
+
+@pytest.mark.parametrize("tokens", [1, 128, 129, 300, 1024])
+def test_pieces_of_a_causal_block_are_its_pairs_once(tokens):
+    computed, seen = torch.zeros(2, tokens, tokens, dtype=torch.int64)
+    for rows, columns, causal in flash_on_cpu.pieces(tokens, tokens, True):
+        piece = torch.ones_like(computed[rows, columns])
+        assert causal != seen[rows].any()  # a query's own keys come first
+        seen[rows, columns] = 1
+        computed[rows, columns] += piece.tril() if causal else piece
+    assert computed.equal(torch.ones_like(computed).tril())
+
+
+def test_the_kernel_computes_few_pairs_that_the_mask_hides():
+    pieces = flash_on_cpu.pieces(2048, 2048, True)
+    area = sum((r.stop - r.start) * (c.stop - c.start) for r, c, _ in pieces)
+    assert 1 < area / (2048 * 2049 / 2) < 1.07
 
 
 @pytest.mark.parametrize("cut", [1, 11, 23])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lib.parallel.sequence import block_attention, context_parallel
+from lib.parallel.sequence import context_parallel, merging
 from lib.parallel.sequence.ring import Ring
 from lib.predict.sequence.layout import Part
 from tests.parallel.sequence import models, steps
@@ -59,7 +59,7 @@ def masked_whole():
     out, log_sum = torch.zeros(1, 1, 2, 4), torch.full((1, 1, 2), -math.inf)
     merge(out, log_sum, torch.zeros_like(out), log_sum.clone())
     right = torch.zeros(1, 1, 2, 4), torch.full((1, 1, 2), -math.inf)
-    block_attention.merge(*right, torch.zeros_like(out), right[1].clone())
+    merging.merge(*right, torch.zeros_like(out), right[1].clone())
     return out.isnan().all().item(), right[0].isnan().any().item()
 
 
