@@ -44,7 +44,13 @@ class Keeping:
         return _Reusing(self)
 
 
-class _Noting(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation goes through a wrapper of torch's compiler
+
+
+class _Noting(_Mode):
     def __init__(self, keeping: Keeping):
         super().__init__()
         self.keeping = keeping
@@ -56,7 +62,7 @@ class _Noting(TorchDispatchMode):
         return result
 
 
-class _Reusing(TorchDispatchMode):
+class _Reusing(_Mode):
     def __init__(self, keeping: Keeping):
         super().__init__()
         self.keeping, self.next = keeping, 0
@@ -81,6 +87,8 @@ class _Reusing(TorchDispatchMode):
 
 def _versions(result) -> list[int]:
     """Return how often each tensor of a result was changed in place."""
+    if isinstance(result, torch.Tensor):
+        return [result._version]
     return [leaf._version for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
@@ -94,4 +102,6 @@ def _alone(result):
     """Return tensors that share the values of a result and its changes, but not its graph."""
     # Below autograd a view has a count of changes of its own, unless this key is there again.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        if isinstance(result, torch.Tensor):
+            return result.detach()
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)

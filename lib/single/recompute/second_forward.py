@@ -62,7 +62,7 @@ class Caught:
                     f"Tensor {self.number} that it saves was {_told(slot.facts)} and is "
                     f"{_told(facts_of(tensor))}."
                 )
-            slot.value = tensor.detach()
+            slot.value = _without_graph(tensor)
         self.number += 1
         if self.number > self.last:
             raise _Enough
@@ -71,6 +71,14 @@ class Caught:
         """Raise Difference where the run has ended and something is missing."""
         if self.number <= self.last:
             raise Difference(f"It saved {self.count} tensors, and now {self.number}.")
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """Return a tensor that does not hold the graph of the second run."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return tensor.detach()
+    with torch._C._DisableTorchDispatch():  # modes count operations, and this is none of them
+        return tensor.detach()
 
 
 class _Watch(TorchDispatchMode):
