@@ -11,7 +11,8 @@ import torch
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.verdict import Hints, Verdict
-from lib.course.mixture_of_experts.training import SEEDS, WAYS, Run, trained
+from lib.course.mixture_of_experts.regions import Result, library_rule, trained
+from lib.course.mixture_of_experts.training import SEEDS
 from lib.predict.expert.traffic import even_rows
 from lib.single.experts import MoE
 
@@ -130,9 +131,9 @@ repair = Exercise(
 
 
 @cache
-def _with_bias(seed: int) -> Run:
+def _with_bias(seed: int) -> Result:
     """Train with the library's bias, once in a process."""
-    return trained(*WAYS["bias"], seed)
+    return trained(library_rule, seed)
 
 
 class _MoreThanTheBias(Exception):
@@ -173,15 +174,12 @@ def _applied(rule: Callable, layer: MoE, counts: torch.Tensor) -> None:
 
 @dataclass
 class Rule(Hints):
-    """Judges a rule by what a capacity would drop, over three seeds, against the library's bias.
-
-    The model's loss is not judged: in this small training it is the same without experts.
-    """
+    """Judges a rule by drops and loss, as means over three seeds, against the library's bias."""
 
     task: str = "Fill in the body of `my_rule`: change `layer.gate.bias` by the counts."
 
     def check(self, rule: Callable | None = None) -> Verdict:
-        """Train with the rule and with the bias, and compare their drops."""
+        """Train with the rule and with the bias, and compare what is dropped and the losses."""
         if rule is None:
             return self._open("no rule is there", self.task)
         moved = []
@@ -193,7 +191,7 @@ class Rule(Hints):
         try:
             own = []
             for seed in SEEDS:
-                own.append(trained({}, 0.0, seed, watched))
+                own.append(trained(watched, seed))
                 if not any(moved):
                     return self._open("the bias is still 0", self.task)
         except _MoreThanTheBias as change:
@@ -201,18 +199,19 @@ class Rule(Hints):
         except Exception as error:
             return self._not_yet(f"The rule failed: {type(error).__name__}: {error}")
         par = [_with_bias(seed) for seed in SEEDS]
-        dropped, at_par = (mean(run.dropped(FACTOR) for run in runs) for runs in (own, par))
+        own, par = (Result(*map(mean, zip(*runs))) for runs in (own, par))
         words = (
-            f"A capacity factor of {FACTOR} would drop {dropped:.1%} of the tokens; with the "
-            f"library's bias it drops {at_par:.1%}."
+            f"{own.dropped:.1%} of the points are dropped and the loss is {own.loss:.3f}; with the "
+            f"library's bias {par.dropped:.1%} are dropped and it is {par.loss:.3f}."
         )
-        return Verdict(True, f"Solved. {words}") if dropped <= at_par else self._not_yet(words)
+        better = own.dropped < par.dropped and own.loss < par.loss
+        return Verdict(True, f"Solved. {words}") if better else self._not_yet(words)
 
 
 invent = Rule(
     name="invent",
     hints=(
-        "`counts` [E] are the tokens of each expert in this step. An expert with too many needs a "
+        "`counts` [E] are the points of each expert in this step. An expert with too many needs a "
         "lower bias.",
         "The library adds the same amount whatever the difference is. What if the step is larger "
         "where the load is further from the mean?",

@@ -1,12 +1,15 @@
 """Chapter 8's checkers, from the start state over mistakes to the solution."""
 
 import re
+from statistics import mean
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from lib.course.mixture_of_experts import exercises as chapter
+from lib.course.mixture_of_experts import regions
+from lib.course.mixture_of_experts.training import SEEDS
 from lib.ranks import collectives
 from tests.course.stored_chapter import stored_chapter
 
@@ -128,16 +131,16 @@ def failing(layer, counts):
     layer.gate.bias += counts[:3]
 
 
-def too_large(layer, counts):
+def right_rule(layer, counts):
     layer.gate.bias += 0.1 * (counts.mean() - counts) / counts.sum()
 
 
-def right_rule(layer, counts):
-    layer.gate.bias += 0.03 * (counts.mean() - counts) / counts.sum()
+def lower_loss_alone(layer, counts):
+    layer.gate.bias += 0.05 * (counts.mean() - counts) / counts.sum()
 
 
 def the_wrong_way(layer, counts):
-    layer.gate.bias -= 0.03 * (counts.mean() - counts) / counts.sum()
+    layer.gate.bias -= 0.1 * (counts.mean() - counts) / counts.sum()
 
 
 def switches_experts_off(layer, counts):
@@ -185,11 +188,28 @@ def test_a_rule_that_changes_more_than_the_bias_is_refused(rule, words):
     assert not verdict.solved and words in verdict.text
 
 
-def test_a_rule_is_judged_by_drops(text):
+def test_a_rule_is_judged_by_drops_and_loss(text):
     assert chapter.invent.check().text.startswith("Not solved yet")
     assert "the bias is still 0" in chapter.invent.check(no_rule).text.replace("\n", " ")
     assert "The rule failed: RuntimeError" in chapter.invent.check(failing).text
-    assert not chapter.invent.check(too_large).solved
+    assert not chapter.invent.check(lower_loss_alone).solved
+    assert not chapter.invent.check(regions.library_rule).solved
     worse = chapter.invent.check(the_wrong_way)
     assert not worse.solved and "with the library's bias" in worse.text.replace("\n", " ")
-    assert chapter.invent.check(solution(text, "def my_rule", {})["my_rule"]).solved
+    solved = chapter.invent.check(solution(text, "def my_rule", {})["my_rule"])
+    assert solved.solved and "0.6% of the points are dropped and the loss is 0.116" in (
+        solved.text.replace("\n", " ")
+    )
+
+
+def test_what_the_exercise_says_of_other_rules(text):
+    """In this task experts matter: without a rule, or without experts, the loss is larger."""
+    of = lambda rule: [mean(x) for x in zip(*(regions.trained(rule, seed) for seed in SEEDS))]
+    (dropped, loss), none = of(regions.library_rule), of(lambda layer, counts: None)
+    assert f"{dropped:.1%} {loss:.3f}" == "6.3% 0.398"
+    assert f"{none[0]:.0%} {none[1]:.3f}" == "26% 1.012"
+    without = of(lambda layer, counts: layer.experts.down.zero_())
+    assert without[1] > 3 > 2 * none[1]
+    for words in ("6.3 % of the points are dropped and the loss is 0.398", "ours 0.6 % and 0.116",
+                  "Without a rule 26 % are dropped, and the loss is 1.012"):  # fmt: skip
+        assert words in text
