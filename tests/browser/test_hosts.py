@@ -246,7 +246,7 @@ def test_verdicts_and_names_are_legible_on_a_phone(book_page):
     page = book_page("00-ranks", width=360)
     verdicts = page.evaluate(VERDICTS)
     assert len(verdicts) == 5
-    assert every(lines == shown and letter >= 10 for lines, shown, letter in verdicts), verdicts
+    assert every(lines == shown and letter >= 11 for lines, shown, letter in verdicts), verdicts
     assert page.evaluate(SPLIT) == []
 
 

@@ -91,14 +91,17 @@ def ours_and_theirs(theirs) -> bool:
 
 
 def side_by_side(run: Ledger) -> str:
-    """Write what rank 0 launched after each of the run's two barriers; a receive is left out."""
+    """Write what rank 0 launched after each of two barriers, up to a third one or to the end.
+
+    A receive is left out.
+    """
     rows = run.where(rank=0, lane="comm")
-    begins = [*sorted(rows.where(op="barrier").column("end")), math.inf]
+    begins = [*sorted(rows.where(op="barrier").column("end")), math.inf][:3]
     lines = [f"{'rank 0 launched':<24}buffer bytes"]
     for name, (begin, end) in zip(("ours", "PyTorch"), pairwise(begins), strict=True):
         ops = Counter((row.op, row.bytes) for row in rows if begin <= row.start < end and row.bytes)
         ops = {what: count for what, count in ops.items() if what[0] != "recv"}
-        lines += [f"{name:<9}{n} × {op:<11}{nbytes:>12,}" for (op, nbytes), n in ops.items()]
+        lines += [f"{name:<8}{n:>3} × {op:<14}{nbytes:>8,}" for (op, nbytes), n in ops.items()]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What chapter 12 says of PyTorch's own context_parallel: what it sends, and where it is silent."""
+"""What chapter 12 says of PyTorch's own methods: what they send, and where they are silent."""
 
 import torch
 import torch.distributed as dist
@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from torch.distributed.tensor.experimental import context_parallel as torch_cp
 from torch.nn.functional import scaled_dot_product_attention as by_name
 
-from lib.course.sequence_parallel import lessons
+from lib.course.sequence_parallel import lessons, plan
 from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
 from lib.ranks.mesh import mesh as mesh_of
 from tests.course.stored_chapter import chapter_fixtures, shown
 
+OPS = "reduce_scatter", "all_gather", "all_reduce"
 notebook, text = chapter_fixtures("12-sequence-parallel")
 
 
@@ -34,6 +35,24 @@ def test_pytorch_gathers_and_ours_sends_what_the_chapter_shows(notebook, worlds)
     ]
     assert words == expected
     assert "\n".join(rows) in shown(notebook, "ours_and_theirs")
+
+
+def test_the_plan_gathers_less_often_and_sums_no_gradients_in_backward(notebook, worlds):
+    run = worlds(4, device="cpu").record(plan.ours_and_plan)
+    assert run.results == [[True, True]] * 4
+    table = lessons.side_by_side(run)
+    assert table in shown(notebook, "plan.ours_and_plan")
+    count = {(name, op): 0 for name in ("ours", "PyTorch") for op in OPS}
+    for name, n, _, op, _ in map(str.split, table.splitlines()[1:]):
+        count[name, op] += int(n)
+    layers = plan.SHAPE.layers
+    norms_and_biases = 6 * layers + 2  # two norms and two biases of a layer; the last norm
+    matrices = 2 * layers + 1  # that gather their inputs: two of a layer, and the head
+    assert (matrices, norms_and_biases) == (5, 14)
+    assert count["ours", "reduce_scatter"] == count["PyTorch", "reduce_scatter"] == 2 * matrices
+    assert count["ours", "all_gather"] == count["PyTorch", "all_gather"] + matrices
+    of_loss = count["ours", "all_reduce"] - norms_and_biases
+    assert of_loss == 2 and count["PyTorch", "all_reduce"] == 3
 
 
 def switched_off_without_a_word() -> dict[str, bool | str]:

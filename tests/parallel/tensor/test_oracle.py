@@ -1,18 +1,16 @@
 """The same model through PyTorch's parallelize_module: the same losses, gradients and weights."""
 
-import functools
-
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    SequenceParallel,
     loss_parallel,
     parallelize_module,
 )
 
+from lib.course.sequence_parallel import plan
 from lib.parallel.tensor import sequence_parallel
 from lib.ranks.mesh import mesh
 from tests.parallel.tensor import models
@@ -21,24 +19,21 @@ from tests.parallel.tensor.steps import batches, differences, spread, trained
 
 def dtensor(model, device_mesh, sequence=False):
     """Split a plain GPT as PyTorch does it, by modules; sequences too, if positions are rotary."""
-    between = Shard(1) if sequence else Replicate()
-    column = functools.partial(ColwiseParallel, input_layouts=between)
-    row = functools.partial(RowwiseParallel, output_layouts=between)
-    last = f"blocks.{len(model) - 1}"
-    plan = {"blocks.0.tokens": row(input_layouts=Replicate()),
-            f"{last}.linear": column(output_layouts=Shard(-1), use_local_output=False)}  # fmt: skip
-    norms = [f"{last}.norm"]
-    for n in range(1, len(model) - 1):
-        plan |= {
-            f"blocks.{n}.attention.qkv": column(),
-            f"blocks.{n}.attention.proj": row(),
-            f"blocks.{n}.mlp.up": column(),
-            f"blocks.{n}.mlp.down": row(),
-        }
-        norms += [f"blocks.{n}.norm1", f"blocks.{n}.norm2"]
     if sequence:
-        plan |= {name: SequenceParallel() for name in norms}
-    return parallelize_module(model, device_mesh, plan)
+        return plan.split(model, device_mesh)
+    last = f"blocks.{len(model) - 1}"
+    modules = {
+        "blocks.0.tokens": RowwiseParallel(input_layouts=Replicate()),
+        f"{last}.linear": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    for n in range(1, len(model) - 1):
+        modules |= {
+            f"blocks.{n}.attention.qkv": ColwiseParallel(),
+            f"blocks.{n}.attention.proj": RowwiseParallel(),
+            f"blocks.{n}.mlp.up": ColwiseParallel(),
+            f"blocks.{n}.mlp.down": RowwiseParallel(),
+        }
+    return parallelize_module(model, device_mesh, modules)
 
 
 def whole(tensor):
