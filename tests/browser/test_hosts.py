@@ -200,21 +200,32 @@ def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
     assert page.evaluate(CLIPPED) == []
 
 
-SOURCES = """() => {
-    const sources = document.querySelectorAll(".cell_output .highlight-python pre");
-    return [...sources].map((node) => {
-    const style = getComputedStyle(node);
-    return [style.whiteSpace, style.textIndent, node.scrollWidth > node.clientWidth];
-    });
-}"""
+# Of each line of code that wraps: where it begins, and where what goes on of it begins.
+SOURCES = """() => [...document.querySelectorAll(".highlight .code-line")]
+    .filter((line) => line.offsetParent && line.textContent.trim()).flatMap((line) => {
+        const range = document.createRange(), letters = [];
+        const walk = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
+        for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+            [...node.data].forEach((letter, n) => {
+                if (letter === " ") return;
+                range.setStart(node, n);
+                range.setEnd(node, n + 1);
+                letters.push(range.getBoundingClientRect());
+            });
+        }
+        const others = letters.filter(({ top }) => top > letters[0].top + 8);
+        if (!others.length) return [];
+        return [[letters[0].left, Math.min(...others.map(({ left }) => left)), line.textContent]];
+    })"""
 
 
 def test_what_is_left_of_a_line_of_source_stands_further_in_on_a_phone(book_page):
     """A line of Python that wraps must not lose the indentation that says what belongs to what."""
     (ranks,) = (chapter for chapter in chapters() if chapter.name == "00-ranks")
     found = book_page(ranks.name, width=360).evaluate(SOURCES)
-    assert found and every(space == "pre-wrap" and not longer for space, _, longer in found)
-    assert every("hanging" in indent and "each-line" in indent for _, indent, _ in found)
+    assert len(found) > 50
+    wrong = [text for first, others, text in found if first + 20 >= others]
+    assert every(" " not in text.strip() for text in wrong), "one word fills no row, and moves on"
 
 
 # The width of each covered line of verdicts, and the letters that they are written in.

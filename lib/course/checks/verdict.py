@@ -1,5 +1,6 @@
 """Verdicts and hints, which all exercises share."""
 
+import difflib
 import re
 import textwrap
 from dataclasses import dataclass, field
@@ -40,6 +41,14 @@ class Hints:
         super().__init_subclass__(**options)
         if "check" in vars(cls):
             cls.check = _guarded(cls.check)
+
+    def __getattr__(self, name: str):
+        """Called for what is not there: say what is."""
+        words = ""
+        if not name.startswith("_"):
+            close = difflib.get_close_matches(name.lower(), ("check", "hint"), 1, 0.0)[0]
+            words = f". An exercise has .check(…) and .hint(): did you mean `{close}`?"
+        raise AttributeError(f"An exercise has no {name!r}{words}", name=name, obj=self)
 
     def hint(self) -> None:
         """Print the next hint."""

@@ -12,10 +12,12 @@ import nbformat  # noqa: E402
 from docutils import nodes  # noqa: E402
 from markupsafe import Markup  # noqa: E402
 from sphinx import addnodes  # noqa: E402
+from sphinx.highlighting import PygmentsBridge  # noqa: E402
 from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
 from lib.course.site import addresses, sections  # noqa: E402 (a line above makes it importable)
+from lib.course.site.code_lines import CodeLines  # noqa: E402
 from lib.course.tools.book import pages  # noqa: E402
 from lib.course.tools.widgets import VIEW, lifeless, lifeless_in_page  # noqa: E402
 
@@ -165,6 +167,7 @@ def pictures_missing(file: str, out: Path) -> list[str]:
 
 def setup(app) -> None:
     """Called by Sphinx."""
+    PygmentsBridge.html_formatter = CodeLines
     app.add_post_transform(Stills)
     app.add_post_transform(Seconds)
     app.connect("doctree-read", number, priority=100)  # before the theme's list is made of them

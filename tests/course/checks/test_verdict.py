@@ -1,5 +1,6 @@
 """Checkers and shown sources: what a reader is told, right, wrong or not yet begun."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -321,3 +322,13 @@ def test_what_has_no_text_is_refused(thing):
 def test_the_readers_own_functions_are_not_the_librarys():
     with pytest.raises(TypeError, match=r"unbegun is not in lib/"):
         source(unbegun)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("chek", "check"), ("Check", "check"), ("hnt", "hint")]
+)
+def test_a_misspelled_method_is_told_the_two_that_there_are(typed, meant):
+    exercise = Numbers(name="some", task="", answers={})
+    with pytest.raises(AttributeError, match=f"did you mean `{meant}`"):
+        getattr(exercise, typed)
+    assert not hasattr(exercise, "_repr_html_") and copy.copy(exercise).name == "some"

@@ -73,14 +73,16 @@
   // The cells that Check runs: the cell itself, and those above that define what it is given.
   function cellsOf(panel, cell) {
     const cells = codeCells(panel), place = cells.indexOf(cell), source = sourceOf(cell);
-    const words = new Set(source.slice(source.search(CHECK)).match(/[A-Za-z_]\w*/g));
+    const words = new Set(source.slice(source.search(CHECK)).match(/(?<![.\w])[A-Za-z_]\w*/g));
     const defines = (text, word) => {
       const line = new RegExp(`^(?:(?:async )?def|class) ${word}\\b|^${word} *=[^=]`, "m");
       return line.test(text) && !text.includes("World(");
     };
+    const imports = (word) =>
+      new RegExp(`^(?:from \\S+ )?import .*\\b${word}\\b`, "m").test(source);
     const found = new Set([cell]);
     for (const word of words) {
-      if (defines(source, word)) continue;
+      if (defines(source, word) || imports(word)) continue;
       const above = cells.slice(0, place).reverse().find((one) => defines(sourceOf(one), word));
       if (above) found.add(above);
     }
