@@ -44,11 +44,13 @@ class Hints:
 
     def __getattr__(self, name: str):
         """Called for what is not there: say what is."""
-        words = ""
-        if not name.startswith("_"):
-            close = difflib.get_close_matches(name.lower(), ("check", "hint"), 1, 0.0)[0]
-            words = f". An exercise has .check(…) and .hint(): did you mean `{close}`?"
-        raise AttributeError(f"An exercise has no {name!r}{words}", name=name, obj=self)
+        if name.startswith("_"):  # Python and Jupyter ask for much
+            raise AttributeError(name, name=name, obj=self)
+        (close,) = difflib.get_close_matches(name.lower(), ("check", "hint"), 1, 0.0)
+        raise AttributeError(
+            f"An exercise has .check(…) and .hint(), and no {name!r}. Perhaps you mean `{close}`.",
+            name=name, obj=self,
+        )  # fmt: skip
 
     def hint(self) -> None:
         """Print the next hint."""

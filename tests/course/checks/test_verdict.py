@@ -325,10 +325,10 @@ def test_the_readers_own_functions_are_not_the_librarys():
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("chek", "check"), ("Check", "check"), ("hnt", "hint")]
+    ("typed", "meant"), [("checks", "check"), ("Check", "check"), ("hnt", "hint")]
 )
 def test_a_misspelled_method_is_told_the_two_that_there_are(typed, meant):
     exercise = Numbers(name="some", task="", answers={})
-    with pytest.raises(AttributeError, match=f"did you mean `{meant}`"):
+    with pytest.raises(AttributeError, match=f"Perhaps you mean `{meant}`"):
         getattr(exercise, typed)
     assert not hasattr(exercise, "_repr_html_") and copy.copy(exercise).name == "some"
