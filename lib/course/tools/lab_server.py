@@ -148,6 +148,12 @@ def _number(text: str) -> int | float:
     return int(float(text)) if float(text).is_integer() else float(text)
 
 
+def leave_out(contents_manager) -> None:
+    """Let lists of files show none that the course keeps for itself; who asks for one gets it."""
+    own = [landing.FILE, progress.FILE]
+    contents_manager.hide_globs = [*contents_manager.hide_globs, *own]
+
+
 def _jupyter_server_extension_points():
     return [{"module": "lib.course.tools.lab_server"}]
 
@@ -158,3 +164,4 @@ def _load_jupyter_server_extension(app):
     handlers = [(url_path_join(base, "many-ranks", name), kind) for name, kind in kinds.items()]
     app.web_app.add_handlers(".*$", handlers)
     app.contents_manager.register_pre_save_hook(as_stored)
+    leave_out(app.contents_manager)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_server.services.contents.largefilemanager import LargeFileManager
 from nbformat.sign import NotebookNotary
 
 from lib.course.jupyter import landing
@@ -216,6 +217,15 @@ def test_a_browser_s_numbers_are_given_back_as_the_file_has_them(tmp_path):
     assert [repr(states[name]["x"]) for name in "bcd"] == ["2", "1", "1"]
     lab_server.as_stored({"content": "a text"}, "a.ipynb", Contents(tmp_path))
     lab_server.as_stored({"content": new}, "none.ipynb", Contents(tmp_path))
+
+
+def test_files_that_the_course_keeps_for_itself_are_in_no_list(tmp_path):
+    manager = LargeFileManager(root_dir=str(tmp_path))
+    lab_server.leave_out(manager)
+    for name in ("last.json", "progress.json", "notes.json"):
+        (tmp_path / name).write_text("{}")
+    assert [file["name"] for file in manager.get("")["content"]] == ["notes.json"]
+    assert manager.get("progress.json")["content"] == "{}"
 
 
 def test_make_lab_hands_on_the_chapter_to_start_again(tmp_path):
