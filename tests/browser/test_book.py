@@ -151,6 +151,17 @@ def test_code_and_messages_are_never_cut(at, chapter):
 # --- the sidebar
 
 
+def test_the_drawer_of_contents_closes_when_a_section_is_chosen(at):
+    page = at("chapters/06-pipeline-bubbles.html", width=360)
+    page.locator(".secondary-toggle").click()
+    drawer = page.locator("dialog[open]")
+    drawer.get_by_role("link", name="See it (3 min)").click()
+    drawer.wait_for(state="detached")
+    assert page.locator("h2", has_text="See it (3 min)").bounding_box()["y"] < 400
+    page.locator(".secondary-toggle").click()
+    drawer.get_by_role("link", name="See it (3 min)").wait_for()
+
+
 def test_the_sidebar_says_the_numbers_of_chapters_and_of_nothing_else(at):
     links = at("README.html").locator(".bd-sidebar-primary .toctree-l1 a")
     told, others = (links.and_(links.page.locator(which)).all_inner_texts()

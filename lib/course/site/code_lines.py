@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from pygments.formatters import HtmlFormatter
 
-TAG = re.compile("<[^>]*>")
+TAG = re.compile("(<[^>]*>)")
+# Where a line may go on below, so that names stay whole: a|.b, f(|x), x[|0].
+JOINTS = re.compile(r"(?<=[\w)\]])(?=\.[A-Za-z_])|(?<=[(\[])(?=[^\s)\]])")
 
 
 class CodeLines(HtmlFormatter):
@@ -20,7 +22,14 @@ def _in_its_own(line: tuple[int, str]) -> tuple[int, str]:
     is_code, html = line
     if not is_code:
         return line
-    text = TAG.sub("", html)
-    indent, end = len(text) - len(text.lstrip(" ")), "\n" * html.endswith("\n")
-    inside = html.removesuffix("\n")
-    return 1, f'<span class="code-line" style="--indent: {indent}">{inside}</span>{end}'
+    parts = TAG.split(html.removesuffix("\n"))  # text and tags in turns
+    text = "".join(parts[::2])
+    joints, first = [joint.start() for joint in JOINTS.finditer(text)], 0
+    for n in range(0, len(parts), 2):
+        end = first + len(parts[n])
+        for at in reversed([joint - first for joint in joints if first <= joint < end]):
+            parts[n] = f"{parts[n][:at]}<wbr>{parts[n][at:]}"
+        first = end
+    indent, newline = len(text) - len(text.lstrip(" ")), "\n" * html.endswith("\n")
+    inside = "".join(parts)
+    return 1, f'<span class="code-line" style="--indent: {indent}">{inside}</span>{newline}'
