@@ -67,9 +67,17 @@ class ObservedWork(dist.Work):
         self.staged = None  # a Staged, whose results are to be brought home
         self.sliced = False
         self.streamed = False  # it holds up the GPU's stream, not the processor
+        self.scratch = []  # storages that a Memory saw during the wait, such as gloo's own buffers
         self.limit = None  # of a wait, where it is not the group's
         if isinstance(inner, Finished) and this_rank.board:
             gpu_streams.launched(tag, number)
+
+    def __del__(self):
+        # Gloo's thread wakes the rank that waits, and lets go of the operation only afterwards.
+        # What it keeps alive for so long would be seen to die at another moment in each run.
+        if scratch := getattr(self, "scratch", None):
+            self.inner = None
+            await_death(scratch)
 
     def wait(self, timeout=None) -> bool:
         """Block until the operation has finished; the board shows this rank as waiting."""
@@ -90,8 +98,8 @@ class ObservedWork(dist.Work):
             raise
         finally:
             this_rank.running()
-        if counted:  # gloo's thread wakes this one first and drops its own buffers afterwards
-            await_death(counted.since(first))
+        if counted:
+            self.scratch = counted.since(first)
         if self.streamed:
             gpu_streams.waited(self.inner, self.tag, self.number)
         if self.events and this_rank.recording:
