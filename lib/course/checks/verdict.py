@@ -48,7 +48,7 @@ class Hints:
             raise AttributeError(name, name=name, obj=self)
         (close,) = difflib.get_close_matches(name.lower(), ("check", "hint"), 1, 0.0)
         raise AttributeError(
-            f"An exercise has .check(…) and .hint(), and no {name!r}. Perhaps you mean `{close}`.",
+            f"An exercise has .check(…) and .hint(), and no `{name}`. Perhaps you mean `{close}`.",
             name=name, obj=self,
         )  # fmt: skip
 

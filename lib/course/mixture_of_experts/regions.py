@@ -2,16 +2,15 @@
 
 Points lie in eight regions of the space, and each region has a linear map of its own, which one
 expert can learn. The regions hold 1/36, 2/36, … 8/36 of the points, so the gate that follows them
-fills some experts too much, and a gate that only evens the load sends points to the wrong expert.
+fills some experts too much, and one that evens the load lets experts share a region.
 """
 
-from math import ceil
 from statistics import mean
 from typing import NamedTuple
 
 import torch
 
-from lib.course.mixture_of_experts.training import Rule
+from lib.course.mixture_of_experts.training import WAYS, Rule
 from lib.course.one_thread import on_one_thread
 from lib.single import mean_squares
 from lib.single.experts import MoE
@@ -20,7 +19,6 @@ from lib.single.experts.balance import nudge
 WIDTH, HIDDEN, EXPERTS, POINTS, STEPS = 8, 16, 8, 256, 300
 FACTOR, RATE, SPREAD = 1.25, 0.01, 0.5  # of capacity, of AdamW, of a region's points
 LAST = 30  # steps over which means are taken
-BIAS = 3e-3  # the library's rate
 
 
 class Result(NamedTuple):
@@ -62,14 +60,12 @@ def trained(rule: Rule, seed: int) -> Result:
             loss = mean_squares(layer(x), y)
             loss.backward()
             optimizer.step()
-            counts = layer.decision.assignments.counts.double()
-            room = ceil(FACTOR * POINTS / EXPERTS)
-            results.append(((counts - room).clamp(min=0).sum().item() / POINTS, loss.item()))
+            results.append((1 - layer.kept.sum().item() / POINTS, loss.item()))
             with torch.no_grad():
-                rule(layer, counts)
+                rule(layer, layer.decision.assignments.counts.double())
     return Result(*map(mean, zip(*results[-LAST:])))
 
 
 def library_rule(layer: MoE, counts: torch.Tensor) -> None:
-    """Move each expert's bias by 0.003, up where it has fewer points than the mean, else down."""
-    nudge(layer.gate, counts, BIAS)
+    """Move each expert's bias as the chapter's training does, by 0.003 up or down."""
+    nudge(layer.gate, counts, WAYS["bias"][1])

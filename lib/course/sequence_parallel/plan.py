@@ -22,7 +22,7 @@ from lib.parallel.tensor import plain_gradients, sequence_parallel, vocab_parall
 from lib.ranks.mesh import mesh
 from lib.single import GPT
 
-# A plan changes no positions, and a rank would count its learned ones from 0.
+# A plan splits the tokens and no positions, so learned ones would not fit to a rank's tokens.
 SHAPE = replace(lessons.SHAPE, positions="rotary")
 
 

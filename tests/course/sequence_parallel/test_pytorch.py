@@ -4,11 +4,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor.experimental import context_parallel as torch_cp
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import scaled_dot_product_attention as by_name
 
+from lib.course import plain_gpt
 from lib.course.sequence_parallel import lessons, plan
 from lib.parallel.sequence.torch_on_cpu import use_torch_context_parallel_on_cpu
 from lib.ranks.mesh import mesh as mesh_of
+from lib.single import GPT
 from tests.course.stored_chapter import chapter_fixtures, shown
 
 OPS = "reduce_scatter", "all_gather", "all_reduce"
@@ -53,6 +56,30 @@ def test_the_plan_gathers_less_often_and_sums_no_gradients_in_backward(notebook,
     assert count["ours", "all_gather"] == count["PyTorch", "all_gather"] + matrices
     of_loss = count["ours", "all_reduce"] - norms_and_biases
     assert of_loss == 2 and count["PyTorch", "all_reduce"] == 3
+
+
+def split_by_the_plan() -> tuple[dict, str]:
+    """Return how the plan leaves each gradient, and the error with learned positions."""
+    tokens, targets = plain_gpt.batch(plan.SHAPE, lessons.SAMPLES)
+    here = mesh_of(tp=dist.get_world_size()).torch()
+    model = plan.split(GPT(plan.SHAPE).double(), here)
+    with loss_parallel():
+        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+    kinds = {name: p.grad.placements[0] for name, p in model.named_parameters()}
+    try:
+        plan.split(GPT(lessons.SHAPE).double(), here)(tokens)
+    except RuntimeError as error:
+        return {name: type(kind).__name__ for name, kind in kinds.items()}, str(error)
+
+
+def test_the_plan_leaves_gradients_and_positions_as_the_text_says(worlds):
+    kinds, error = worlds(4, device="cpu").run(split_by_the_plan)[0]
+    norms = {name for name in kinds if "norm" in name}
+    biases = {name for name in kinds if name.endswith(("proj.bias", "down.bias"))}
+    assert (len(norms), len(biases)) == (10, 4)
+    assert {kinds[name] for name in norms} == {"Partial"}
+    assert {kinds[name] for name in biases} == {"Replicate"}
+    assert "must match the size" in error
 
 
 def switched_off_without_a_word() -> dict[str, bool | str]:

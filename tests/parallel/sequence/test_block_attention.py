@@ -9,6 +9,7 @@ import torch
 from lib.parallel.sequence import block_attention, flash_on_cpu, merge
 from tests.parallel.sequence import steps
 
+KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CLOSE = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 2e-2}
 
 
@@ -54,7 +55,20 @@ def test_pieces_of_a_causal_block_are_its_pairs_once(tokens):
     assert computed.equal(torch.ones_like(computed).tril())
 
 
-def test_the_kernel_computes_few_pairs_that_the_mask_hides():
+@pytest.mark.parametrize(("tokens", "times"), [(512, 2.0), (2048, 1.25)])
+def test_the_kernel_computes_pairs_that_the_mask_hides(tokens, times):
+    """A value that is not a number spoils each query that meets it, even with the weight 0."""
+    q = torch.zeros(1, 1, tokens, 8)
+    step, hidden = tokens // 64, 0
+    for key in range(0, tokens, step):
+        v = torch.zeros_like(q)
+        v[:, :, key] = math.nan
+        out, _ = KERNEL(q, q, v, 0.0, True)
+        hidden += step * out[0, 0, :key, 0].isnan().sum().item()
+    assert 1 + hidden / (tokens * (tokens + 1) / 2) == pytest.approx(times, rel=0.02)
+
+
+def test_pieces_leave_few_pairs_that_the_mask_hides():
     pieces = flash_on_cpu.pieces(2048, 2048, True)
     area = sum((r.stop - r.start) * (c.stop - c.start) for r, c, _ in pieces)
     assert 1 < area / (2048 * 2049 / 2) < 1.07
