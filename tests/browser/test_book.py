@@ -72,6 +72,20 @@ def test_no_answer_is_found_before_it_is_revealed(at):
     assert "As in the second lap of the ring" not in held
 
 
+def test_the_text_that_goes_on_from_an_answer_is_covered_with_it(at):
+    page = at("chapters/12-sequence-parallel.html", width=360)
+    text = page.get_by_text("One layer for one sample needs more than an H100 has")
+    said = page.locator(".mrom-covers:visible").first
+    said.wait_for()
+    assert said.inner_text() == "The text that follows is covered too."
+    assert not text.is_visible()
+    page.get_by_role("button", name="Show me").first.click()
+    text.wait_for()
+    page.reload()  # the browser remembers
+    page.locator(".mrom-covers:visible").first.wait_for()  # of the next answer
+    assert text.is_visible()
+
+
 # --- paper
 
 SEEN_ON_PAPER = """() => {

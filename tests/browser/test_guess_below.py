@@ -1,4 +1,4 @@
-"""What a cell shows below an answer that is covered."""
+"""What a cell shows below an answer that is covered, and the text that goes on from it."""
 
 import pytest
 
@@ -29,21 +29,78 @@ def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
             const all = make(isLab ? "jp-OutputArea" : "cell_output", make(child, "printed before"),
                 make(child, figure.parentElement), make(child, "printed below"),
                 make(child, error));
-            document.querySelector("#here").after(all);
+            const title = document.createElement("h2");
+            title.append("a heading");
+            const texts = [make("", "the answer again"), title, make("", "another thing")];
+            const text = isLab
+                ? [make("jp-Cell jp-MarkdownCell", make("jp-RenderedMarkdown", ...texts))] : texts;
+            const cell = isLab ? "jp-Cell" : "cell";
+            const page = [make(cell, all), ...text, make(cell, "a cell"), make("", "its text")];
+            document.querySelector("#here").after(make("", ...page));
         }""",
         host == "JupyterLab",
     )
     reveal.ask("p => { p.cover.end(); p.set({}); }")  # it stands elsewhere than when it was drawn
     reveal.settle()
-    note = reveal.node.get_by_text("What this cell shows below is covered too.")
+    note = reveal.node.get_by_text(
+        "What this cell shows below and the text that follows are covered too."
+    )
     assert note.is_visible()
 
-    def seen(text):
-        return page.get_by_text(text, exact=True).is_visible()
+    def seen(*texts):
+        return [page.get_by_text(text, exact=True).is_visible() for text in texts]
 
-    assert [seen(t) for t in ("printed before", "printed below", "an error")] == [1, 0, 1]
+    covered = "printed below", "the answer again"
+    assert all(
+        seen("printed before", "an error", "a heading", "another thing", "a cell", "its text")
+    )
+    assert seen(*covered) == [False, False]
     page.emulate_media(media="print")
-    assert seen("printed below")
+    assert seen(*covered) == [True, True]
     page.emulate_media(media="screen")
     say(question, "6 MB")
-    assert seen("printed below") and not note.is_visible()
+    assert seen(*covered) == [True, True] and not note.is_visible()
+
+
+@pytest.mark.parametrize(
+    "around, says",
+    [
+        (["cell", "p"], "The text that follows is covered too."),
+        (["cell", "h2", "p"], None),
+        (["cell", "cell"], None),
+        (["jp-Cell", "jp-MarkdownCell"], "The text that follows is covered too."),
+        (["jp-Cell", "jp-CodeCell"], None),
+        (["jp-Cell"], None),
+    ],
+)
+def test_the_picture_says_only_what_it_covers(asked, around, says):
+    """A cell of which nothing else is shown, with text, a heading or another cell behind it."""
+    size = guess(HOW_MANY, unit="bytes")
+    _, reveal = asked(size, size.reveal(3_000_000))
+    reveal.page.evaluate(
+        """names => {
+            const figure = document.querySelectorAll("figure.mrom")[1];
+            const make = (name, ...inside) => {
+                const node = document.createElement(/^(p|h2)$/.test(name) ? name : "div");
+                node.className = name.startsWith("jp-") ? `jp-Cell ${name}` : name;
+                node.append(...inside);
+                return node;
+            };
+            const isLab = names[0] === "jp-Cell";
+            const child = make(isLab ? "jp-OutputArea-child" : "output", figure.parentElement);
+            child.classList.remove("jp-Cell");
+            const first = make(names[0], isLab ? child : make("cell_output", child));
+            const text = document.createElement("p"), shown = document.createElement("div");
+            text.append("words");
+            shown.className = "jp-RenderedMarkdown";
+            shown.append(text);
+            const rest = names.slice(1).map((name) => make(name, isLab ? shown : name));
+            document.querySelector("#here").after(make("", first, ...rest));
+        }""",
+        around,
+    )
+    reveal.ask("p => { p.cover.end(); p.set({}); }")
+    reveal.settle()
+    note = reveal.node.locator(".mrom-covers")
+    assert note.is_visible() == bool(says)
+    assert not says or note.inner_text() == says
