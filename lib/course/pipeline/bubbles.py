@@ -68,12 +68,13 @@ def table_of_runs(*runs: Run) -> str:
 
     Uneven work is 1 - mean ÷ longest work of a rank: the idle share that no order can avoid.
     """
-    lines = [f"{'bubbles in %':<12}{'step, ms':>9}{'share':>7}{'span':>7}{'uneven':>8}"]
+    width = max([len(run.schedule.name) for run in runs] + [12])
+    lines = [f"{'bubbles in %':<{width}}{'step, ms':>9}{'share':>7}{'span':>7}{'uneven':>8}"]
     for run in runs:
         uneven = 1 - run.work.mean() / run.work.max()
         percents = (100 * part for part in (run.bubble(), run.bubble("span"), uneven))
-        lines.append("{:<12}{:>9.2f}{:>7.1f}{:>7.1f}{:>8.1f}".format(
-            run.schedule.name, 1e3 * run.makespan, *percents))  # fmt: skip
+        lines.append("{:<{}}{:>9.2f}{:>7.1f}{:>7.1f}{:>8.1f}".format(
+            run.schedule.name, width, 1e3 * run.makespan, *percents))  # fmt: skip
     return "\n".join(lines)
 
 

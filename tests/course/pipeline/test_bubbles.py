@@ -52,6 +52,8 @@ def test_a_table_of_runs_has_the_idle_share_that_no_order_avoids():
     runs = [play(rule(4, 8), Costs([1e-3, 2e-3, 2e-3, 1e-3], 1e-3, 1e-3))
             for rule in (rules.one_f_one_b, rules.zb_h1)]  # fmt: skip
     head, *lines = table_of_runs(*runs).splitlines()
+    wide = table_of_runs(runs[0], play(rules.interleaved(8, 8, 2))).splitlines()
+    assert len({*map(len, wide)}) == len({len(head), *map(len, lines)}) == 1 and len(wide[0]) == 47
     assert head.split() == ["bubbles", "in", "%", "step,", "ms", "share", "span", "uneven"]
     for line, run in zip(lines, runs):
         name, step, share, span, uneven = line.split()

@@ -67,6 +67,14 @@ def row_without_a_backward(rank, stages, m):
     return row_1f1b(rank, stages, m)[:-1]
 
 
+def row_for_many_microbatches(rank, stages, m):
+    warm = stages - 1 - rank  # without min(..., m)
+    row = [f"{rank}F{j}" for j in range(warm)]
+    for j in range(m):
+        row += [f"{rank}F{j + warm}"] * (j + warm < m) + [f"{rank}B{j}"]
+    return row
+
+
 def row_as_text(rank, stages, m):
     return "0F0"
 
@@ -90,6 +98,7 @@ def test_the_row_of_1f1b_is_accepted():
         (row_too_short, "Not yet. With 4 stages and 8 microbatches your rows are for 4 stages "
                         "and 7 microbatches."),
         (row_without_a_backward, "0F7 has no backward. Add 0B7"),
+        (row_for_many_microbatches, "With 4 stages and 2 microbatches"),
         (row_as_text, "the row of rank 0 is '0F0', not a list."),
         (row_that_fails, "it fails: IndexError: list index out of range"),
     ],

@@ -2,6 +2,7 @@
 
 import re
 from ast import literal_eval
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def said(pattern: str) -> tuple[str, ...]:
 
 
 def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
-    """Write a row as the text says: `warm` forwards, F and I in turn, each W `lag` Is later."""
+    """Write a row as the text says: `warm` forwards, F and I in turn, a W after `lag` more Is."""
     row = [f"{rank}F{j}" for j in range(min(warm, m))]
     for j in range(m):
         row += [f"{rank}F{j + warm}"] * (j + warm < m) + [f"{rank}I{j}"]
@@ -38,8 +39,8 @@ def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12), (4, 3)])
 def test_the_rules_of_zb_h1_and_zb_h2_are_those_of_the_text(p, m):
     assert "does 2(p − 1 − r) forwards before forward and I alternate" in TEXT
-    assert "Rank r postpones each W by r Is" in TEXT
-    assert "and each W comes 2r Is after its own I" in TEXT
+    assert "On rank r, r further Is come between an I and its W" in TEXT
+    assert "with 2r further Is before a W" in TEXT
     assert "rank 0 does W0 right after I0, rank 3 only after I3" in TEXT
     for rank, (h1, h2) in enumerate(zip(rules.zb_h1(p, m), rules.zb_h2(p, m))):
         after = p - 1 - rank
@@ -54,6 +55,17 @@ def test_one_step_of_zb_h2_shows_what_the_guess_asks_for():
         begins, ends = min(r.start for r in of_rank), max(r.end for r in of_rank)
         assert (begins, ends) == (rank, 24 + rank)  # so no pause: its work is 8 · 3
     assert play(rules.zb_h2(4, 8)).makespan == play(rules.zb_h1(4, 8)).makespan == 27
+
+
+def test_where_interleaved_1f1b_stops_being_the_faster_one():
+    assert "from half a forward of a rank on GPipe is faster, from 1.4 on 1F1B too" in TEXT
+    halves = Costs(0.5, 0.5, 0.5)
+    for send, faster in ((0.5, 0), (0.55, 1), (1.35, 1), (1.4, 2)):
+        thin = play(rules.interleaved(8, 8, 2), replace(halves, send=send)).makespan
+        whole = [
+            play(rule(4, 8), Costs(send=send)).makespan for rule in (rules.gpipe, rules.one_f_one_b)
+        ]
+        assert sum(step < thin for step in whole) == faster
 
 
 def test_the_last_rank_of_zb_h1_does_its_last_ws_while_gradients_travel_back():
