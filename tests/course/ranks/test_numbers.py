@@ -1,8 +1,10 @@
 """The numbers that chapter 0 says in its text, computed from the formulas."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from lib import RankError
 from lib.predict.collectives import formulas
 from lib.predict.collectives.nodes import all_reduce, errors, nodes_of
 from lib.predict.hardware import link, sweep, sweeps
@@ -101,12 +103,15 @@ def test_what_the_text_says_of_backends(text):
     assert "`dist.is_mpi_available()`" in text and isinstance(dist.is_mpi_available(), bool)
 
 
-def mean_of_ranks():
-    x = torch.tensor([float(dist.get_rank())], device="cpu")
+def mean_of_ranks(dtype=torch.float32):
+    x = torch.tensor([dist.get_rank()], dtype=dtype, device="cpu")
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
     return x.item()
 
 
 def test_gloo_accepts_a_mean(worlds, text):
-    assert "documented for NCCL only, but gloo accepts it too" in text
-    assert worlds(4, device="cpu").run(mean_of_ranks) == [1.5] * 4
+    assert "documented for NCCL only; gloo accepts it for floats" in text
+    world = worlds(4, device="cpu")
+    assert world.run(mean_of_ranks) == [1.5] * 4
+    with pytest.raises(RankError, match="can't be cast"):
+        world.run(mean_of_ranks, torch.int64)
