@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from lib.course.checks.arguments import name_of
@@ -133,13 +134,15 @@ def _named(got, expected, names: tuple[str, ...]) -> str:
 
 
 def _launched(ledger, rank: int) -> str:
-    """Return a list of what a rank launched, in order."""
+    """Return a list of what a rank launched, in order; what it repeats at once with its number."""
     words = []
     for row in sorted(ledger.where(lane="comm", rank=rank), key=lambda row: row.start):
         end = {"send": f" to rank {row.peer}", "recv": f" from rank {row.peer}"}.get(row.op, "")
         words.append(f"{row.op}{end} ({row.bytes:,} bytes)")
-    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
-    return ", ".join(words[:8]) + more if words else "no collective and no message"
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    texts = [f"{count} times {word}" if count > 1 else word for word, count in runs[:8]]
+    rest = sum(count for _, count in runs[8:])
+    return ", ".join(texts) + f" and {rest} more" * bool(rest) or "no collective and no message"
 
 
 def _first_message(own, model) -> str:

@@ -78,7 +78,7 @@ class Steps(Exercise):
     names: tuple[str, ...] = tuple(
         f"the {what} after step {step}"
         for step in range(1, STEPS + 1)
-        for what in ("weights", "scale")
+        for what in ("weight", "scale")
     )
 
     def check(self, attempt: Callable, world) -> Verdict:

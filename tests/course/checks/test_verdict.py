@@ -150,6 +150,13 @@ def sends_the_wrong_way(x):
     return x + y
 
 
+def sums_three_times_and_broadcasts(x):
+    for _ in range(3):
+        dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    return x
+
+
 def nothing_done(x):
     return x
 
@@ -191,6 +198,8 @@ def test_a_wrong_attempt_hears_which_rank_and_which_entry(world):
     )
     text = exercise().check(sends_the_wrong_way, world).text
     assert "Rank 0 launched send to rank 1 (32 bytes), recv from rank 3 (32 bytes)." in text
+    text = exercise().check(sums_three_times_and_broadcasts, world).text
+    assert "Rank 0 launched 3 times all_reduce (32 bytes), broadcast (32 bytes)." in text
     text = exercise().check(nothing_done, world).text
     assert text.endswith("Rank 0 launched no collective and no message.")
     assert "rank 0 differs first" in exercise().check(nothing_done, world).text

@@ -202,8 +202,8 @@ def world(request, worlds):
 def test_the_step_as_it_is_given_differs_in_its_first_step(world):
     verdict = chapter.repair.check(variant(clip_late=False, together=False), world)
     assert not verdict.solved
-    assert "rank 0 differs first: the weights after step 1 is" in text_of(verdict)
-    assert "Rank 0 launched all_reduce" in text_of(verdict)
+    assert "rank 0 differs first: the weight after step 1 is" in text_of(verdict)
+    assert "Rank 0 launched 4 times all_reduce (4 bytes)." in text_of(verdict)
     nothing = chapter.repair.check(lambda weight, gradient, scale: None, world)
     assert nothing.text.startswith("Not solved yet")
 
@@ -213,9 +213,9 @@ def test_a_step_repaired_by_half_is_told_where_it_still_differs(world):
     assert not alone.solved and "rank 0 differs first" in text_of(alone)
     assert "the scale after step 3 is 1024, not 512" in text_of(alone)
     together = chapter.repair.check(variant(clip_late=False), world)
-    assert not together.solved and "the weights after step 1" in text_of(together)
+    assert not together.solved and "the weight after step 1" in text_of(together)
     own = chapter.repair.check(variant(whole_norm=False), world)
-    assert not own.solved and "the weights after step 1" in text_of(own)
+    assert not own.solved and "the weight after step 1" in text_of(own)
 
 
 def test_the_repaired_step(world, worlds):
