@@ -46,6 +46,8 @@ def _tensors(got, expected, name: str, close: float) -> str:
         return ""
     first = wrong.reshape(-1).nonzero()[0].item()
     values = got.reshape(-1)[first].item(), expected.reshape(-1)[first].item()
+    if not expected.dim():
+        return f"{name} is {values[0]:.6g}, not {values[1]:.6g}"
     index = [int(i) for i in torch.unravel_index(torch.tensor(first, device="cpu"), expected.shape)]
     return (
         f"{name} is {values[0]:.6g} at {index}, not {values[1]:.6g} "

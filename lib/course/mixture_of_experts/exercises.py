@@ -53,7 +53,8 @@ def _rows(ranks: int, size: int) -> list[tuple]:
         to = torch.randint(ranks, (size,), generator=draw, device="cpu")
         if size > 4:
             to[to == ranks - 1] = 0  # the last rank gets no row
-        inputs.append((rows, to, rank + 2.0))
+        factor = 2 + torch.rand((), generator=draw, device="cpu").item()  # no other rank knows it
+        inputs.append((rows, to, factor))
     return inputs
 
 

@@ -20,9 +20,9 @@ TOKENS = 4096  # of a GPU
 # GB/s of dispatch and of combine. "Logical": rows that stay in their node count too.
 # Source: README of github.com/deepseek-ai/DeepEP, section Performance, commit 0297fc8.
 DEEP_EP = {2: (90, 81), 4: (61, 61)}
-# The same for 64 GPUs, 128 tokens each, kernels that send each row straight to its GPU: seconds
-# of a combine with 2 bytes a number. Source: docs/legacy.md there, the same commit.
-DEEP_EP_STRAIGHT = 314e-6
+# The same by the number of GPUs, 128 tokens each, kernels that send each row straight to its GPU:
+# seconds of a combine with 2 bytes a number. Source: docs/legacy.md there, the same commit.
+DEEP_EP_STRAIGHT = {16: 195e-6, 32: 273e-6, 64: 314e-6, 128: 369e-6, 256: 360e-6}
 
 
 def published_models() -> str:
@@ -185,17 +185,15 @@ def deep_ep() -> str:
 
 
 def straight() -> str:
-    """Write what DeepEP prints for few rows, sent straight, and ours: one by one, all at once."""
+    """Write what DeepEP prints for few rows, sent straight, and ours: all at once, one by one."""
     link = hardware.link("InfiniBand NDR")
-    nbytes = 128 * K * WIDTH * 2 * 56 / 64  # NVLink carries the rest
-    at_once = float(link.alpha.value) + nbytes / float(link.bandwidth)
-    rows = {
-        "published": DEEP_EP_STRAIGHT,
-        "messages one by one": journeys(128)[0],
-        "messages at once": at_once,
-    }
-    lines = ["2: published time of one combine, 128 tokens"]
-    return "\n".join(lines + [f"{name:<22}{1e6 * t:>7,.0f}µs" for name, t in rows.items()])
+    lines = ["2: time of one combine, 128 tokens", "GPUs   published  at once  published more"]
+    for gpus, published in DEEP_EP_STRAIGHT.items():
+        nbytes = 128 * K * WIDTH * 2 * (gpus - 8) / gpus  # NVLink carries the rest
+        at_once = float(link.alpha.value) + nbytes / float(link.bandwidth)
+        more = published / at_once - 1
+        lines.append(f"{gpus:>4}{1e6 * published:>10.0f}µs{1e6 * at_once:>7.0f}µs{more:>+16.0%}")
+    return "\n".join([*lines, f"one by one, 64 GPUs {1e6 * journeys(128)[0]:>6,.0f}µs"])
 
 
 def reached(nodes=(2, 4, 8)) -> str:

@@ -4,7 +4,7 @@ All runs have the same model, data and learning rate for a seed, and are trained
 on the CPU with one thread, so that a choice between two experts does not depend on rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import ceil
 from statistics import mean
@@ -139,11 +139,16 @@ def compared(runs: dict[str, dict[int, Run]]) -> str:
     The loss of the model is left out: it says nothing here, because it stays the same where the
     experts are switched off.
     """
-    lines = [f"{'':<20}busiest  idle  dropped"]
+    lines = [f"{'':<19}busiest  idle   drops"]
     for name, seeds in runs.items():
         busiest, idle, dropped = (
             mean(f(run) for run in seeds.values())
             for f in (Run.busiest, Run.idle, lambda run: run.dropped(1.25))
         )
-        lines.append(f"{name:<20}{busiest:>7.0%}{idle:>6.1f}{dropped:>9.1%}")
+        lines.append(f"{name:<19}{busiest:>7.0%}{idle:>6.1f}{dropped:>8.1%}")
     return "\n".join(lines)
+
+
+def least_even(runs: dict[str, dict[int, Run]], ways: Iterable[str]) -> str:
+    """Return which of `ways` leaves the busiest expert with the largest share, over all seeds."""
+    return max(ways, key=lambda way: mean(run.busiest() for run in runs[way].values()))

@@ -40,6 +40,7 @@ def world(worlds):
         ([torch.ones(1), torch.zeros(1)], [torch.ones(1)] * 2, "entry 1 of it is 0 at [0], not 1"),
         ({"w": torch.zeros(1)}, {"w": torch.ones(1)}, "w of it is 0 at [0], not 1"),
         ({"v": torch.zeros(1)}, {"w": torch.ones(1)}, "it is a dict, not a dict of w"),
+        (torch.tensor(1.0), torch.tensor(3.5), "it is 1, not 3.5"),
         (None, torch.ones(2), "it is nothing (None), not a tensor of shape [2]"),
         ([], [1], "it is a list of 0, not a list of 1"),
         (3, 4, "it is 3, not 4"),

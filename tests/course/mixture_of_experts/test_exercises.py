@@ -70,6 +70,10 @@ def at_home(rows, to, factor):
     return rows * factor
 
 
+def as_in_the_example(rows, to, factor):
+    return rows * (to + 2.0)[:, None]
+
+
 def without_counts(rows, to, factor):
     order = to.argsort(stable=True)
     sent = torch.bincount(to, minlength=dist.get_world_size()).tolist()
@@ -81,7 +85,7 @@ def test_dispatch_and_combine(world, text):
     names = {"torch": torch, "dist": dist, "collectives": collectives}
     assert chapter.write.check(solution(text, "def my_layer", names)["my_layer"], world).solved
     assert chapter.write.check(right_layer, world).solved
-    for wrong in (out_of_order, at_home):
+    for wrong in (out_of_order, at_home, as_in_the_example):
         verdict = chapter.write.check(wrong, world)
         assert not verdict.solved and "differs first" in verdict.text
     assert "differs between" in chapter.write.check(without_counts, world).text

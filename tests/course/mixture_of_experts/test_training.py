@@ -16,7 +16,7 @@ def runs(worlds):
 
 def rows(text: str) -> dict:
     """The cells of each way's line in what `compared` writes."""
-    return {line[:20].strip(): line[20:].split() for line in text.splitlines()[1:]}
+    return {line[:19].strip(): line[19:].split() for line in text.splitlines()[1:]}
 
 
 def test_one_seed_is_enough_for_the_table_and_the_picture(worlds):
@@ -74,6 +74,12 @@ def test_the_table_says_what_the_runs_did(runs):
     assert cells["importance loss"][1] == "1.7"
     lost = [run.dropped(1.25) for run in runs["bias"].values()]
     assert cells["bias"][2] == f"{sum(lost) / 3:.1%}"
+
+
+def test_the_way_that_does_not_help_is_found_and_not_written_down(runs):
+    ways = ["z-loss", "importance loss", "importance and load", "bias"]
+    assert training.least_even(runs, ways) == "z-loss"
+    assert training.least_even(runs, ways[1:]) == "bias"
 
 
 def test_drops_are_what_exceeds_the_capacity_in_the_last_steps():
