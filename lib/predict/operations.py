@@ -60,7 +60,7 @@ def mlp(shape: MLPShape, rows: int) -> list[Passes]:
 def gpt(shape: GPTShape, batch: int, s: int, itemsize: int) -> list[Passes]:
     """Return the operations of each block for tokens [batch, s]; a number has `itemsize` bytes."""
     rows, d, f, v = batch * s, shape.width, shape.hidden, shape.vocabulary
-    dropout = _dropout(rows * d) if shape.dropout else Passes([], [])
+    dropped = dropout(rows * d, shape.dropout)
     block = in_turn([
         norm("norm1", rows, d, residual=True),
         linear("attention.qkv", rows, d, shape.qkv_width),
@@ -68,18 +68,18 @@ def gpt(shape: GPTShape, batch: int, s: int, itemsize: int) -> list[Passes]:
         *([rotation(shape, rows, s)] if shape.positions == "rotary" else []),
         _probabilities(shape, batch, s, 1 / itemsize) if shape.dropout else flash(shape, rows, s),
         linear("attention.proj", rows, d, d),
-        dropout,
+        dropped,
         residual(rows * d),
         norm("norm2", rows, d, residual=True),
         linear("mlp.up", rows, d, f),
         pointwise("gelu", "gelu_backward", rows * f),
         linear("mlp.down", rows, f, d),
-        dropout,
+        dropped,
         residual(rows * d),
     ])  # fmt: skip
     head = [norm("norm", rows, d), linear("linear", rows, d, v, False, tied=shape.tied)]
     embedding = _embedding(shape, rows, s, 8 / itemsize)
-    return [in_turn([embedding, dropout]), *[block] * shape.layers, in_turn(head)]
+    return [in_turn([embedding, dropped]), *[block] * shape.layers, in_turn(head)]
 
 
 def linear(
@@ -118,8 +118,13 @@ def norm(name: str, rows: int, d: int, *, residual: bool = False) -> Passes:
     return Passes([Operation("native_layer_norm", 0, 2 * rows * d + 2 * d + 2 * rows)], back)
 
 
-def _dropout(numbers: int) -> Passes:
-    """Draw a mask, scale it and multiply; backward multiplies by the same mask."""
+def dropout(numbers: int, p: float) -> Passes:
+    """Draw a mask, scale it and multiply; backward multiplies by the same mask.
+
+    Where the probability p is 0, nothing is done.
+    """
+    if not p:
+        return Passes([], [])
     product = Operation("mul", 0, 3 * numbers)
     drawn = [Operation("bernoulli", 0, numbers), Operation("div", 0, 2 * numbers)]
     return Passes([*drawn, product], [product])
@@ -180,7 +185,7 @@ def _probabilities(shape: GPTShape, batch: int, s: int, byte: float) -> Passes:
         Operation("ones", 0, byte * s * s), Operation("tril", 0, 2 * byte * s * s),
         *[Operation("scalar_tensor", 0, 1)] * 2, Operation("where", 0, (1 + byte) * s * s + 2),
     ]  # fmt: skip
-    dropped = _dropout(scores)
+    dropped = dropout(scores, shape.dropout)
     forward = [
         scale, *mask, *[Operation("clone", 0, kv + q)] * 2 * grouped, scale,
         *[copy] * (apart + own), product, Operation("add", 0, 2 * scores + s * s),

@@ -26,8 +26,8 @@ class Lockstep:
     def __init__(self, ranks: int, speeds):
         self.speeds, self.rows = speeds, []
         self.clock = [0.0] * ranks
-        self.free: dict[tuple[int, ...], float] = {}  # when the lane of a group is free
-        self.count: dict[tuple[int, ...], int] = {}
+        self.free: dict[tuple, float] = {}  # when the lane of a group is free
+        self.count: dict[tuple, int] = {}
 
     def compute(self, operations: Sequence[Operation]) -> None:
         """Run one operation on each rank; the operations have one name and sizes of their own."""
@@ -41,10 +41,11 @@ class Lockstep:
         """Launch a collective in each of `groups`; return what `wait` needs, by rank."""
         flights = {}
         for members in groups:
-            number = self.count[members] = self.count.get(members, -1) + 1
+            lane = name, *members  # two groups of the same ranks have a lane each
+            number = self.count[lane] = self.count.get(lane, -1) + 1
             arrived = max(self.clock[rank] for rank in members)
-            start = max(self.free.get(members, 0.0), arrived)
-            end = self.free[members] = start + self.speeds.moving(op, len(members), nbytes)
+            start = max(self.free.get(lane, 0.0), arrived)
+            end = self.free[lane] = start + self.speeds.moving(op, len(members), nbytes)
             what = {"group": name, "members": members, "number": number, "bytes": nbytes}
             for rank in members:
                 launched = self.clock[rank]

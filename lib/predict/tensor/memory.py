@@ -47,8 +47,10 @@ def activations(
     copied = 1 < share.kv_heads < share.heads
     tokens = whole(batch, "batch") * s
     if shape.dropout:
-        # With one sample q is used where it lies, beside k and v; otherwise it is copied.
-        in_place = 1 in (batch, s, share.heads) and not (turned or copied)
+        # With one sample q is used where it lies, beside k and v; otherwise it is copied. So it is
+        # with one token, where heads that share a key are not evenly spaced over all samples.
+        alone = 1 in (batch, share.heads) or (s == 1 and share.kv_heads == share.heads)
+        in_place = alone and not (turned or copied)
         between = 4 * queries + 3 * share.heads * s + (2 * keys if in_place else 0)
         statistics, pairs = 0, shape.layers * s * s
     else:

@@ -29,8 +29,10 @@ def share_of(shape: GPTShape, ranks: int, *, vocabulary: bool = True) -> Share:
     """
     ranks = whole(ranks, "The number of ranks")
     heads = equal_share(shape.heads, ranks, "An attention has {} heads")
-    few, many = sorted((ranks, shape.kv_heads))
-    equal_share(many, few, "An attention has {} heads of keys")
+    if ranks > shape.kv_heads:
+        equal_share(ranks, shape.kv_heads, "{} ranks split an attention", "{} heads of keys")
+    else:
+        equal_share(shape.kv_heads, ranks, "An attention has {} heads of keys")
     hidden = equal_share(shape.hidden, ranks, "The hidden layer has {} entries")
     rows = -(-shape.vocabulary // ranks) if vocabulary else shape.vocabulary
     kv_heads = max(shape.kv_heads // ranks, 1)

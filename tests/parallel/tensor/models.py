@@ -19,6 +19,7 @@ SHAPES = {
     "one key, rotary": replace(SHAPE, kv_heads=1, positions="rotary"),
     "rotary": replace(SHAPE, positions="rotary"),
     "dropout": replace(SHAPE, dropout=0.2),
+    "one key, dropout": replace(SHAPE, kv_heads=1, dropout=0.1),
     "everything": replace(SHAPE, vocabulary=51, kv_heads=2, positions="rotary", dropout=0.1,
                           tied=True),
 }  # fmt: skip

@@ -19,7 +19,8 @@ SHAPES = models.SHAPES
 WITHOUT = {"*.attention": "attention", "*.mlp": "mlp"}  # the vocabulary stays whole
 
 
-KEPT = ["plain", "tied", "padded", "two keys", "one key, rotary", "dropout", "everything"]
+KEPT = ["plain", "tied", "padded", "two keys", "one key, rotary", "dropout", "one key, dropout",
+        "everything"]  # fmt: skip
 
 
 def step(shape, vocabulary, dtype=torch.float32):
@@ -85,6 +86,24 @@ def test_what_a_rank_keeps_is_the_prediction(world, name, vocabulary):
         if vocabulary:
             kinds = ("parameters", "gradients", "optimizer")
             assert [now[kind] for kind in kinds] == list(held[:3])
+
+
+def kept_of(shape, samples, seed):
+    model = tensor_parallel(GPT(shape), seed=seed)
+    with Memory(model) as counted:
+        logits = model(torch.zeros(samples, dtype=torch.long))
+        assert logits.requires_grad
+        return counted.now["activations"]
+
+
+@pytest.mark.parametrize("samples", [(1, 1), (3, 1), (1, 12), (3, 12)], ids=str)
+@pytest.mark.parametrize("keys", [1, 2, 4])
+def test_with_dropout_few_samples_and_short_ones_are_counted_too(world, keys, samples):
+    """A rank that has its own masks alone keeps the same: of the others' it keeps nothing."""
+    shape = replace(models.SHAPE, kv_heads=keys, dropout=0.1)
+    expected = memory.activations(shape, len(world), *samples)
+    for seed in (None, 7):
+        assert world.run(kept_of, shape, samples, seed) == [expected] * len(world)
 
 
 def kept_by_the_loss(shape):

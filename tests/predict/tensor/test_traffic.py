@@ -60,6 +60,8 @@ def test_ranks_beyond_the_keys_keep_copies():
     [
         ({"heads": 4}, "An attention has 4 heads; 8 ranks cannot share them equally."),
         ({"hidden": 100}, "The hidden layer has 100 entries; 8 ranks cannot share them equally."),
+        ({"width": 48, "heads": 24, "kv_heads": 3}, "8 ranks split an attention; 3 heads of keys"),
+        ({"width": 48, "heads": 24, "kv_heads": 12}, "An attention has 12 heads of keys; 8 ranks"),
     ],
 )
 def test_what_does_not_divide_is_refused_by_name(change, words):
