@@ -60,13 +60,16 @@ def mlp(shape: MLPShape, rows: int) -> list[Passes]:
 def gpt(shape: GPTShape, batch: int, s: int, itemsize: int) -> list[Passes]:
     """Return the operations of each block for tokens [batch, s]; a number has `itemsize` bytes."""
     rows, d, f, v = batch * s, shape.width, shape.hidden, shape.vocabulary
-    dropped = dropout(rows * d, shape.dropout)
+    dropped, wide = dropout(rows * d, shape.dropout), max(itemsize, 4) / itemsize
+    core = flash(shape, rows, s, wide)
+    if shape.dropout:
+        core = _probabilities(shape, batch, s, 1 / itemsize)
     block = in_turn([
         norm("norm1", rows, d, residual=True),
         linear("attention.qkv", rows, d, shape.qkv_width),
         heads(shape, rows, s),
-        *([rotation(shape, rows, s)] if shape.positions == "rotary" else []),
-        _probabilities(shape, batch, s, 1 / itemsize) if shape.dropout else flash(shape, rows, s),
+        *([rotation(shape, rows, s, wide)] if shape.positions == "rotary" else []),
+        core,
         linear("attention.proj", rows, d, d),
         dropped,
         residual(rows * d),
@@ -143,11 +146,17 @@ def heads(shape: GPTShape, rows: int, s: int) -> Passes:
     )
 
 
-def rotation(shape: GPTShape, rows: int, s: int) -> Passes:
-    """Compute the angles [S, K], and turn q and k by them; backward turns the gradients back."""
+def rotation(shape: GPTShape, rows: int, s: int, wide: float) -> Passes:
+    """Compute the angles [S, K], and turn q and k by them; backward turns the gradients back.
+
+    A number of an angle is `wide` times as long as one of q: at least 4 bytes.
+    """
     k = shape.head_size
     angles = [("logspace", k // 2), ("arange", s), ("neg", k), ("cat", 2 * k)]
-    angles += [("mul", s + k + s * k), ("cos", 2 * s * k), ("sin", 2 * s * k)]
+    angles = [(op, wide * n) for op, n in [*angles, ("mul", s + k + s * k)]]
+    turned = [("_to_copy", (1 + wide) * s * k)] * (wide > 1)
+    for op in ("cos", "sin"):
+        angles += [(op, 2 * wide * s * k), *turned]
     q, keys = (
         [("mul", 2 * n + s * k), ("roll", 2 * n), ("mul", 2 * n + s * k), ("add", 3 * n)]
         for n in (rows * shape.width, rows * shape.kv_heads * k)
@@ -156,13 +165,16 @@ def rotation(shape: GPTShape, rows: int, s: int) -> Passes:
     return Passes(*([Operation(op, 0, n) for op, n in part] for part in (forward, backward)))
 
 
-def flash(shape: GPTShape, rows: int, s: int) -> Passes:
-    """q [B, H, S, K], k, v [B, G, S, K]: two products forward, five backward, over S × S."""
+def flash(shape: GPTShape, rows: int, s: int, wide: float) -> Passes:
+    """q [B, H, S, K], k, v [B, G, S, K]: two products forward, five backward, over S × S.
+
+    For each row of scores a statistic is kept, a number `wide` times as long as one of q.
+    """
     name, product = "_scaled_dot_product_flash_attention_for_cpu", 2 * rows * s * shape.width
     numbers = rows * (shape.width + shape.kv_heads * shape.head_size)  # of q and k
     return Passes(
-        [Operation(name, 2 * product, 2 * numbers + rows * shape.heads)],
-        [Operation(f"{name}_backward", 5 * product, 4 * numbers + rows * shape.heads)],
+        [Operation(name, 2 * product, 2 * numbers + wide * rows * shape.heads)],
+        [Operation(f"{name}_backward", 5 * product, 4 * numbers + wide * rows * shape.heads)],
     )
 
 

@@ -1,5 +1,6 @@
 """A step's predicted operations are PyTorch's, and every prediction takes its times from them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,20 @@ def test_each_operation_is_pytorchs(shape, batch, dtype):
     with Performed() as update:
         optimizer.step()
     assert update.events == predicted(step.update(shape, itemsize))
+
+
+@by_shape
+def test_in_16_bits_statistics_and_angles_have_32(shape):
+    """Attention with dropout is left out: PyTorch's CPU computes it in 32 bits."""
+    shape = replace(shape, dropout=0.0) if isinstance(shape, GPTShape) else shape
+    model, x = built(shape, 3, torch.bfloat16)
+    with Performed() as forward:
+        y = model(x)
+    assert forward.events == predicted(step.forward(shape, 3, None, 2))
+    gradient = torch.ones_like(y)
+    with Performed() as backward:
+        y.backward(gradient)
+    assert backward.events == [op[:3] for op in step.backward(shape, 3, None, 2)]
 
 
 @pytest.mark.parametrize("heads", [1, 6])

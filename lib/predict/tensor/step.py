@@ -64,8 +64,8 @@ def passes(
     """
     share = share_of(shape, ranks, vocabulary=vocabulary)
     s = length_of(shape, sequence)
-    rows = whole(batch, "batch") * s
-    block = _block(shape, share, batch, s, 1 / itemsize, whole_masks)
+    rows, wide = whole(batch, "batch") * s, max(itemsize, 4) / itemsize
+    block = _block(shape, share, batch, s, itemsize, whole_masks)
     first = operations.in_turn([
         _embedding(shape, share, rows, s, 8 / itemsize, vocabulary),
         operations.dropout(rows * shape.width, shape.dropout),
@@ -74,9 +74,7 @@ def passes(
         operations.norm("norm", rows, shape.width),
         _column("linear", rows, shape.width, share.vocabulary, bias=False, summed=vocabulary),
     ])  # fmt: skip
-    loss = (
-        _loss(rows, share.vocabulary, max(itemsize, 4) / itemsize) if vocabulary else Passes([], [])
-    )
+    loss = _loss(rows, share.vocabulary, wide) if vocabulary else Passes([], [])
     return [first, *[block] * shape.layers, last, loss]
 
 
@@ -104,19 +102,20 @@ def _summed(numbers: int, meanwhile: Iterable[Operation] = (), kind: str = SUM) 
 
 
 def _block(
-    shape: GPTShape, share: Share, batch: int, s: int, byte: float, whole_masks: bool
+    shape: GPTShape, share: Share, batch: int, s: int, itemsize: int, whole_masks: bool
 ) -> Passes:
     d, f, k, rows = shape.width, share.hidden, shape.head_size, batch * s
     own = replace(shape, width=share.heads * k, heads=share.heads, kv_heads=share.kv_heads)
-    core = operations.flash(own, rows, s)
+    wide = max(itemsize, 4) / itemsize
+    core = operations.flash(own, rows, s, wide)
     if shape.dropout:
-        core = dropout.attention(own, batch, s, byte, share.ranks if whole_masks else 0)
+        core = dropout.attention(own, batch, s, 1 / itemsize, share.ranks if whole_masks else 0)
     dropped = operations.dropout(rows * d, shape.dropout)
     return operations.in_turn([
         operations.norm("norm1", rows, d, residual=True),
         _qkv(own, share, rows, d),
         operations.heads(own, rows, s),
-        *([operations.rotation(own, rows, s)] if shape.positions == "rotary" else []),
+        *([operations.rotation(own, rows, s, wide)] if shape.positions == "rotary" else []),
         core,
         _row("attention.proj", rows, own.width, d),
         dropped,
