@@ -207,6 +207,7 @@ def test_hosts_of_eight_beside_grids(notebook):
     ratios, text = [grid / host for grid, host in zip(slow, hosts)], text_of(notebook, "host0002")
     told = re.search(r"is ([\d.]+) to ([\d.]+) times as fast", text)
     assert (round(min(ratios), 1), round(max(ratios), 1)) == (float(told[1]), float(told[2]))
+    assert f"{told[1]} to {told[2]} times as fast" in text_of(notebook, "wins0004")  # main path
     for width, seconds in zip(winners.LARGE_WIDTHS[1:], sums[1:]):  # a ring among 8 hosts
         more = 2 * 12 * (width**2 - 4096**2) / 8  # bytes of gradients; the latency falls out
         assert seconds - sums[0] == pytest.approx(2 * 7 / 8 * more / 50e9, rel=1e-6)
