@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lib import RankError
 from tests.parallel.tensor import models
 from tests.parallel.tensor.steps import differences, plain, spread
 
@@ -36,6 +37,23 @@ def without(op, name):
 def test_without_all_reduce_it_is_something_else(worlds):
     found = differences(worlds(2).run(without, "all_reduce", "plain"), plain("plain"))
     assert min(found.values()) > 1e-4, found
+
+
+def trained_or_not(name, fails):
+    """Train, unless rank 1 fails where the others wait for its sums."""
+    if fails and dist.get_rank() == 1:
+        raise ValueError("it fails")
+    return spread(name)
+
+
+def test_after_a_failure_ranks_share_a_key_in_a_new_group(worlds):
+    """The group of those that share it is kept from call to call, and a failure closes it."""
+    name = "one key, dropout"
+    worlds(2).run(trained_or_not, name, False)
+    with pytest.raises(RankError, match="it fails"):
+        worlds(2).run(trained_or_not, name, True)
+    found = differences(worlds(2).run(trained_or_not, name, False), plain(name))
+    assert max(found.values()) < 1e-10, found
 
 
 def shares(name):
