@@ -84,7 +84,7 @@ def clipped(name, norm_type):
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-@pytest.mark.parametrize("name", ["padded, tied", "one key, rotary", "frozen"])
+@pytest.mark.parametrize("name", ["padded, tied", "two keys", "one key, rotary", "frozen"])
 def test_norms_are_those_of_the_plain_model(world, name, norm_type):
     from lib.single import next_token_loss
 
@@ -238,6 +238,21 @@ def test_each_rank_drops_others_of_a_split_tensor(worlds):
     assert one != two and set(one) == set(two) == {0.0, 2.0}
     one, two = worlds(2).run(masks, None, True)
     assert one == two, "a shipped bug: equal seeds on split tensors repeat the mask"
+
+
+def kept_by(seed):
+    """What this rank keeps of a split tensor of ones, if each is dropped with probability 0.1."""
+    from lib.parallel.tensor import SplitDropout
+
+    torch.manual_seed(3)
+    return SplitDropout(torch.nn.Dropout(0.1), seed=seed)(torch.ones(10_000))
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_as_many_are_dropped_as_p_says_and_the_rest_makes_up_for_them(worlds, seed):
+    for kept in worlds(2).run(kept_by, seed):
+        assert kept.unique().tolist() == [0.0, pytest.approx(1 / 0.9)]
+        assert kept.mean() == pytest.approx(1, abs=0.015)
 
 
 def masks_that_are_kept(seed):

@@ -121,6 +121,22 @@ def test_a_padded_head_gives_no_probability_to_its_padding(world, vocabulary):
     assert max(apart.abs().item() for _, apart in answers) < 1e-12
 
 
+def gradient_of_padding(vocabulary):
+    """The gradient of a head's added rows, for a loss that would give them one."""
+    head = VocabParallelLinear(nn.Linear(6, vocabulary))
+    head(torch.ones(4, 6)).sum().backward()
+    real = max(vocabulary - head.rank * len(head.weight), 0)
+    return head.weight.grad[real:].flatten().tolist(), head.weight.grad[:real].flatten().tolist()
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_padding_gets_no_gradient(world, vocabulary):
+    answers = world.run(gradient_of_padding, vocabulary)
+    added = [one for padding, _ in answers for one in padding]
+    assert added == [0.0] * (6 * (-vocabulary % len(world)))
+    assert [one for _, real in answers for one in real] == [4.0] * (6 * vocabulary)
+
+
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_gathered_logits_are_the_whole_ones(world, vocabulary):
     assert max(world.run(lost, vocabulary, {}, True)) < 1e-12
