@@ -208,7 +208,8 @@ def mask(apart: int, count: int = 16) -> str:
 def loss_and_gradient(loss, cut) -> dict[str, torch.Tensor]:
     """Return a loss of `cut(logits)`, this rank's of [24, 256] logits, and their gradient."""
     logits = cut(numbers(24, 256)).clone().requires_grad_()
-    value = loss(logits, torch.arange(24, device=logits.device))
+    targets = 10 * torch.arange(24, device=logits.device)  # on all of four ranks
+    value = loss(logits, targets)
     value.backward()
     return {"loss": value.detach(), "gradient": logits.grad}
 

@@ -24,6 +24,7 @@ from lib.parallel.tensor import (
     to_plain,
 )
 from lib.predict.shape import GPTShape
+from lib.predict.tensor import throughput
 from tests.course.stored_chapter import main_path, shown, stored_chapter, text_of
 from tests.every import every
 
@@ -296,12 +297,18 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     rows = re.findall(r"^ +\d+ +[\d,]+ +([\d,]+) .* ([\d,]+)$", table, re.M)
     ours, last = ([int(row[n].replace(",", "")) for row in rows] for n in (0, 1))
     assert last[:3] == ours[:3] and "22 % fewer tokens per GPU even if the bandwidth" in text
-    assert "stayed at 436 GB/s" in text and "4,096 · 3,072 · 2 bytes = 25 MB a sample" in text
+    assert "stayed at 436 GB/s" in text and "4,096 · 3,072 · 2 bytes = 25 MB" in text
     assert 4096 * 3072 * 2 // 10**6 == 25
     assert round(100 * (1 - last[3] / last[2])) == 22 and round(100 * (1 - ours[3] / ours[2])) == 28
     assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01)
     assert f"halve the prediction, from {last[4]:,} to {ours[4]:,}" in text
     assert "we predict 28 %; the playbook measured 43 %" in text
+    for gbs, rate in ((44.5, "957"), (219, "3,747")):
+        links = {2: MEASURED_BANDWIDTH[8], 32: gbs * 1e9}
+        measured = 2, throughput.ULTRA_SCALE[2]
+        rates = throughput.tokens_per_second(throughput.ULTRA_SCALE_SHAPE, links, measured)
+        assert f"{rates[32]:,.0f}" == rate and rate in text
+    assert [round(n * 4096 * 3072 * 2 / 1e6) for n in (16, 20)] == [403, 503]
     bandwidths = [round(MEASURED_BANDWIDTH[n] / 1e9) for n in (8, 16, 32)]
     assert bandwidths == [436, 362, 160]
 
