@@ -10,7 +10,8 @@ ones differ themselves; a size with two meanings, or with none, is refused when 
     and, where heads are grouped, the heads of a group; where positions are rotary, K/2
     the batch and the sequence of a forward pass on one rank, their product (the rows of a matrix
     product), and the same for a microbatch
-    each of these divided by a number of `shared_by`, for a dim that so many ranks share
+    each of these divided by a number of `shared_by`, for a dim that so many ranks share; where
+    these are more than the heads of keys, the q, k and v that each of them has
 
 A size of 1 stands for itself, because broadcasting has it everywhere. Whole numbers are indices:
 only their batch and sequence grow.
@@ -153,6 +154,8 @@ class Larger:
         found = dict(self.dims)
         if isinstance(self.small, GPTShape):
             found |= _inside_attention(self.small, self.large)
+            for ranks in self.shared_by:
+                found |= _of_shared_keys(self.small, self.large, ranks)
         for name, pair in self._batches():
             found[name] = pair
             if "sequence" in self.dims:
@@ -229,6 +232,20 @@ def _inside_attention(small: GPTShape, large: GPTShape) -> dict[str, tuple[int, 
     if small.positions == "rotary":
         pairs["half a head's size"] = tuple(shape.head_size // 2 for shape in both)
     return pairs
+
+
+def _of_shared_keys(small: GPTShape, large: GPTShape, ranks: int) -> dict[str, tuple[int, int]]:
+    """Return the sizes of a rank's q, k and v where several of `ranks` have the same k and v."""
+    both = small, large
+    if any(ranks <= shape.kv_heads or shape.heads % ranks for shape in both):
+        return {}
+    parts = tuple(shape.heads // ranks + 2 for shape in both)
+    sizes = tuple(shape.head_size for shape in both)
+    return {
+        f"q, k and v on one of {ranks} ranks": parts,
+        f"q, k and v together on one of {ranks} ranks": _product(parts, sizes),
+        "k and v of one head": _product((2, 2), sizes),
+    }
 
 
 def _collected(named) -> dict[int, dict[int, str]]:

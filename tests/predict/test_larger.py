@@ -57,6 +57,16 @@ def test_grouped_heads_and_rotary_positions_have_sizes_of_their_own():
             Larger(small, other, (9, 8))
 
 
+def test_ranks_that_share_a_key_have_sizes_of_their_own():
+    small = replace(SMALL, width=320, heads=16, hidden=456, kv_heads=1)
+    large = replace(LARGE, width=8192, heads=64, hidden=32_768, kv_heads=1)
+    larger = Larger(small, large, (9, 8), shared_by=(4,))
+    pairs = {6: 18, 120: 2304, 40: 256, 4: 16}  # n + 2, (n + 2) K and 2 K, with n = H/4
+    assert {size: larger.size(size) for size in pairs} == pairs
+    with pytest.raises(ValueError, match="A dim of 120 entries is no size of the small run"):
+        Larger(small, large, (9, 8)).size(120)
+
+
 def numels(shape):
     return [parameter.numel for parameter in shape.parameters]
 
