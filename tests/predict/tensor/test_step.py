@@ -104,13 +104,31 @@ def test_the_loss_of_logits_in_16_bits_is_computed_in_32(worlds):
             assert turned in predicted
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
+def updated(shape):
+    """What plain SGD performs on a rank that has a gradient of each parameter."""
+    model, seen = tensor_parallel(GPT(shape)), Performed()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with seen:
+        torch.optim.SGD(model.parameters(), 0.1, foreach=False).step()
+    return seen.events
+
+
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_step_sends_what_the_traffic_says(name, itemsize):
-    ledger = tensor_parallel_step(SHAPES[name], 4, 3, SPEEDS, itemsize=itemsize)
+def test_a_step_ends_with_the_update_of_what_a_rank_has(worlds, name):
+    rows = tensor_parallel_step(SHAPES[name], 4, 3, SPEEDS).where(lane="compute", rank=3)
+    operations = [op.name for part in passes(SHAPES[name], 4, 3) for ops in part for op in ops]
+    computed = sum(op not in (SUM, SUM_OF_KEYS, WAIT) for op in operations)
+    for events in worlds(4).run(updated, SHAPES[name]):
+        assert [(row.op, 0, row.bytes) for row in list(rows)[computed:]] == events
+
+
+@pytest.mark.parametrize("options", [{"itemsize": 2}, {"itemsize": 4}, {"vocabulary": False}])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_sends_what_the_traffic_says(name, options):
+    ledger = tensor_parallel_step(SHAPES[name], 4, 3, SPEEDS, **options)
     found = [(row.op, len(row.members), row.bytes) for row in ledger.where(lane="comm", rank=1)]
-    expected = of_step(SHAPES[name], 4, 3, itemsize=itemsize)
-    assert found == [tuple(exchange) for exchange in expected]
+    assert found == [tuple(exchange) for exchange in of_step(SHAPES[name], 4, 3, **options)]
 
 
 @pytest.mark.parametrize(("keys", "pairs"), [(1, [(0, 1, 2, 3)] * 4), (2, [(0, 1), (2, 3)])])
