@@ -119,8 +119,10 @@ def test_the_strangers_gradients_are_all_there():
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_a_step_is_timed_beside_its_prediction(worlds):
-    shape = GPTShape(vocabulary=32, sequence=4, width=8, heads=2, layers=1)
+@pytest.mark.parametrize(("options", "sums"), [({}, 8), ({"kv_heads": 1, "dropout": 0.1}, 10)])
+def test_a_step_is_timed_beside_its_prediction(worlds, options, sums):
+    """Four of a layer, 2 of the vocabulary, 2 of the loss; of a shared key its bias and weight."""
+    shape = GPTShape(vocabulary=32, sequence=4, width=8, heads=2, layers=1, **options)
     computing, moving, whole = wall_clock.compared(worlds(2), Machine(), shape, 2, repeats=3)
-    assert moving[:2] == ("all-reduces", 80.0) and computing[2] is None  # 4 + 2 + 2 of the loss
-    assert computing[1] < whole[1] <= computing[1] + 80 and 0 < whole[2] < 5
+    assert moving[:2] == ("all-reduces", 10.0 * sums) and computing[2] is None
+    assert computing[1] < whole[1] <= computing[1] + 10 * sums and 0 < whole[2] < 5
