@@ -1,6 +1,7 @@
 """Chapter 4's claims: each is computed here from its own definition, and stands in the text."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -209,6 +210,17 @@ def test_forward_waits_for_so_much_of_what_it_computes(text, ranks, percent):
     share = (sent / 450e9) / (flop / 989e12)
     assert share == pytest.approx((ranks - 1) * 2 * 989e12 / (6 * 8192 * 450e9))
     assert round(100 * share) == percent and f"{percent} % for tp = {ranks}" in text
+
+
+def test_drawing_whole_masks_makes_a_step_longer(text):
+    shape = replace(slow.LARGE, dropout=0.1)
+    whole, own = (
+        tensor_parallel_step(
+            shape, 4, 1, speeds("H100", "NVLink4"), itemsize=2, whole_masks=masks
+        ).makespan
+        for masks in (True, False)
+    )
+    assert f"takes {round(100 * (whole / own - 1))} % longer than one with a seed" in text
 
 
 def backward_waits(step):
