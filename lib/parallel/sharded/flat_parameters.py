@@ -26,6 +26,8 @@ from torch import nn
 from lib.parallel.sharded import refusals
 from lib.parallel.sharded.hosted import HostShard
 from lib.parallel.sharded.layout import Layout
+from lib.ranks.state.live_storages import await_death
+from lib.ranks.state.this_rank import this_rank
 
 
 class FlatParameters:
@@ -147,11 +149,18 @@ class FlatParameters:
         """Wait for the gather that was launched, and put the whole weights into the modules."""
         if self.work is not None:
             self.work.wait()
-            self.work = self.source = self.partial = None
+            self._drop_source()
             self.gathered, self.version = True, self.flat._version
             if self.hosted:
                 self.hosted.release()
             self.put(self.whole)
+
+    def _drop_source(self) -> None:
+        """Let go of what was gathered; where memory is counted, gloo's thread has done so too."""
+        counted, copied = this_rank.counted, self.source is not self.shard and not self.hosted
+        pieces = counted.see(self.source) if counted and copied else []
+        self.work = self.source = self.partial = None
+        await_death(pieces)
 
     def free(self, small: bool = False, check: bool = True) -> None:
         """Give the memory of the whole weights back; with `small`, keep a part of them.
