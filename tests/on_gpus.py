@@ -46,6 +46,7 @@ CPU_ONLY = {
     "CPU's device",
     "test_ambient.py::test_a_call_begins_as_a_function_in_the_notebook_would": "it asks for the "
     "CPU's autocast",
+    "parallel/sharded/test_fsdp_memory.py*": ATTENTION,
     "parallel/tensor/test_bytes.py::test_what_a_rank_keeps*": ATTENTION,
     "parallel/sequence/test_bytes.py::test_what_a_rank*": ATTENTION,
     "predict/tensor/test_step.py::test_each_operation_is_performed*": ATTENTION,

@@ -252,6 +252,8 @@ KNOWN = {module(file) for file in FILES}
 CROWDS = {
     "lib/draw/js": "a file for each kind of picture, beside what all of them share",
     "lib/draw": "a file for each kind of picture; what they share is in parts/",
+    "lib/predict": "one model of time and one of memory, beside shapes, machines and their rates",
+    "lib/predict/sharded": "three methods and offload, beside parts of FSDP and what is published",
     "lib/predict/tensor": "one line of ranks, split sequences, and grids, on the same shapes",
     "lib/parallel/sharded": "three methods on the same shards, beside the parts of FSDP",
 }

@@ -12,23 +12,22 @@ are launched while backward goes on, and waited for at its end.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from lib.ledger import Ledger
-from lib.predict import step
+from lib.predict import lifetimes, step
 from lib.predict.arguments import equal_share, whole
-from lib.predict.memory import STATES
 from lib.predict.operations import Operation
 from lib.predict.shape import ModelShape
+from lib.predict.sharded.held_bytes import HeldBytes, Sizes
 from lib.predict.sharded.lockstep import Lockstep
-from lib.predict.sharded.units import Unit, alive, units_of
+from lib.predict.sharded.units import Unit, actions, units_of
 
 
 def fsdp_step(
     shape: ModelShape, batches: Sequence[int], speeds, *, blocks: Sequence[int] | None = None,
     ends: bool = True, prefetch: int = 1, resharded: bool = True, ranks: int | None = None,
     itemsize: int = 4, param_bytes: int | None = None, reduce_bytes: int | None = None,
-    sequence: int | None = None, optimizer: str = "sgd",
+    sequence: int | None = None, optimizer: str = "sgd", backend: str = "nccl",
 ) -> Ledger:  # fmt: skip
     """Predict one step with one of `batches` for each rank.
 
@@ -38,8 +37,9 @@ def fsdp_step(
 
     `blocks` and `ends` choose the units (see `units_of`), `resharded` is `reshard_after_forward`,
     and `ranks` (by default all) share the units, next to each other; they must divide the number
-    of batches. Memory rows tell the bytes of parameters (shards and whole units), of gradients and
-    of the `optimizer`'s states; the time of the update is that of plain SGD.
+    of batches. The time of the update is that of plain SGD. Memory rows tell the bytes by kind
+    (held_bytes.py) with the states of `optimizer`, as they are after a first step; on the `backend`
+    "gloo", as ranks on the CPU have it, a reduce_scatter has a buffer of its own.
     """
     if not len(batches):
         raise ValueError("A step needs at least one rank. Give the batch of each rank.")
@@ -48,17 +48,13 @@ def fsdp_step(
     param_bytes = param_bytes or itemsize
     sizes = Sizes(itemsize, param_bytes, reduce_bytes or param_bytes)
     play = Step(shape, batches, speeds, units_of(shape, blocks, ends=ends), ranks, sizes, sequence)
-    keys = {"prefetch": prefetch, "resharded": resharded}
-    both = {"param_bytes": sizes.param, "reduce_bytes": sizes.reduce}
-    kept = itemsize * sum(unit.share(ranks) for unit in play.units)
-    play.time.holds("optimizer", STATES[optimizer] * kept)
-    for held in alive(play.units, ranks, **keys, **both):
-        if held.action.kind in ("gather", "backward", "copy"):
-            play.holds(kept + held.whole, play.reduced * itemsize + held.gradients)
-        getattr(play, held.action.kind)(held.action.unit)
-        play.holds(kept + held.whole, play.reduced * itemsize + held.gradients)
+    play.held.buffered = backend == "gloo"
+    play.held.start(optimizer)
+    first = not play.units[0].blocks  # the first unit computes on the samples themselves
+    for kind, unit in actions(len(play.units) - 1, prefetch, resharded=resharded, ends=first):
+        getattr(play, kind)(unit)
     play.average()
-    play.update()
+    play.update(optimizer)
     return play.time.ledger()
 
 
@@ -78,29 +74,20 @@ def hidden(ledger: Ledger, speeds, op: str = "all_gather") -> float:
     return 1 - exposed / (sum(moving.values()) or 1.0)
 
 
-class Sizes(NamedTuple):
-    """Holds the bytes of a number in shards, in whole weights, and in a reduction."""
-
-    shard: int
-    param: int
-    reduce: int
-
-
 class Step:
     """Carries out the actions of a step on the clocks of all ranks."""
 
     def __init__(self, shape, batches, speeds, units: list[Unit], ranks, sizes: Sizes, sequence):
-        self.units, self.ranks, self.sizes = units, ranks, sizes
+        self.shape, self.units, self.ranks, self.sizes = shape, units, ranks, sizes
         self.time = Lockstep(len(batches), speeds)
+        self.held = HeldBytes(self.time, units, ranks, sizes)
         self.passes = [step.passes(shape, batch, sequence, sizes.param) for batch in batches]
-        self.gathers, self.reduces, self.averages, self.settled = {}, {}, {}, set()
-        self.shown: dict[str, int] = {}
+        cast, given = sizes.param != sizes.shard, (sequence, sizes.param)
+        self.effects = [lifetimes.effects(shape, n, *given, cast=cast) for n in batches]
+        self.losses = [lifetimes.loss(shape, n, *given) for n in batches]
+        self.inputs = [lifetimes.inputs(shape, n, sequence, *sizes[:2]) for n in batches]
+        self.gathers, self.reduces, self.averages = {}, {}, {}
         self.turns = 0  # of the root: forward, forward, backward, backward
-
-    @property
-    def reduced(self) -> int:
-        """Return the elements of gradients that are kept in shards."""
-        return sum(self.units[unit].share(self.ranks) for unit in self.settled)
 
     @property
     def shard_groups(self) -> list[tuple[int, ...]]:
@@ -113,13 +100,6 @@ class Step:
         """Return the ranks that hold equal shards."""
         return list(zip(*self.shard_groups))
 
-    def holds(self, parameters: int, gradients: int) -> None:
-        """Note what is held, where it has changed."""
-        for kind, nbytes in (("parameters", parameters), ("gradients", gradients)):
-            if self.shown.get(kind) != nbytes:
-                self.time.holds(kind, nbytes)
-                self.shown[kind] = nbytes
-
     def turn(self, unit: int) -> tuple[int, ...]:
         """Return the blocks whose turn it is: a unit's, or one of the root's two ends."""
         if unit:
@@ -128,10 +108,14 @@ class Step:
         ends = self.units[0].blocks  # the first block and the last one
         return ends[:1] if self.turns in (1, 4) else ends[1:]
 
-    def run(self, operations: Sequence[Sequence[Operation]]) -> None:
-        """Run one list of operations on each rank."""
-        for same in zip(*operations):
+    def run(self, block: int, way: str) -> None:
+        """Run the operations of a block on each rank, "forward" or "backward"."""
+        operations = zip(*(getattr(passes[block], way) for passes in self.passes))
+        effects = zip(*(getattr(effects[block], way) for effects in self.effects))
+        for same, happening in zip(operations, effects, strict=True):
+            self.held.begin(happening, f"{same[0].name} in {way}")
             self.time.compute(same)
+            self.held.end(happening, same[0].ready)
 
     def everywhere(self, name: str, nbytes: int) -> None:
         """Run an operation on each rank that moves so many bytes and computes little."""
@@ -147,11 +131,13 @@ class Step:
         share = self.units[unit].share(self.ranks)
         self.everywhere("div", 2 * share * self.sizes.reduce)
         self.cast(share, self.sizes.reduce, self.sizes.shard)
+        self.held.kept(unit)
 
     # The actions.
 
     def gather(self, unit: int) -> None:
         """Launch the all_gather of a unit."""
+        self.held.gather(unit)
         self.cast(self.units[unit].share(self.ranks), self.sizes.shard, self.sizes.param)
         self.gathers[unit] = self.launch("all_gather", unit, self.sizes.param)
 
@@ -163,29 +149,45 @@ class Step:
         return self.time.launch(op, nbytes, self.shard_groups, name) if nbytes else {}
 
     def wait(self, unit: int) -> None:
-        """Wait until a unit is whole."""
+        """Wait until a unit is whole, if it is still on its way."""
         self.time.wait(self.gathers[unit])
+        self.held.gathered(unit)
 
     def forward(self, unit: int) -> None:
-        """Compute the blocks of a unit; of the root first the block before the units."""
+        """Compute the blocks of a unit; the root's first block comes before the units."""
         for block in self.turn(unit):
-            self.run([passes[block].forward for passes in self.passes])
+            if block == 0:
+                self.held.begin(self.inputs, "the batch")
+            self.run(block, "forward")
+        if not unit and self.turns == 2:
+            self.loss("forward")
+            self.loss("backward")
+
+    def loss(self, part: str) -> None:
+        """Hold what a part of the loss makes, and let go of what it has used; it takes no time."""
+        for happening in zip(*(getattr(loss, part) for loss in self.losses)):
+            self.held.begin(happening, f"the loss in {part}")
+            self.held.end(happening)
 
     def free(self, unit: int) -> None:
         """Free a unit, which takes no time."""
+        self.held.free(unit)
 
     def backward(self, unit: int) -> None:
         """Compute the gradients of a unit's blocks, from the last block to the first."""
         for block in reversed(self.turn(unit)):
-            self.run([passes[block].backward for passes in self.passes])
+            self.run(block, "backward")
 
     def copy(self, unit: int) -> None:
         """Copy the gradients of a unit into one buffer."""
+        self.held.copy(unit)
         if self.units[unit].numel:
             self.everywhere("cat", self.units[unit].numel * (self.sizes.param + self.sizes.reduce))
+        self.held.copied(unit)
 
     def reduce(self, unit: int) -> None:
         """Launch the reduce_scatter of a unit."""
+        self.held.reduce(unit)
         self.reduces[unit] = self.launch("reduce_scatter", unit, self.sizes.reduce)
 
     def settle(self, unit: int) -> None:
@@ -193,22 +195,28 @@ class Step:
         share = self.units[unit].share(self.ranks)
         if not share:
             return
-        self.settled.add(unit)
         self.time.wait(self.reduces[unit])
+        self.held.reduced(unit)
         if len(self.shard_groups) > 1:
             sums = "all_reduce", share * self.sizes.reduce, self.replica_groups, "replicate"
             self.averages[unit] = self.time.launch(*sums)
         else:
             self.keep(unit)
+        self.held.settled(unit)
 
     def average(self) -> None:
-        """Wait for the sums of the replicas, one after the other, and keep their means."""
+        """Wait for the sums of the replicas, one after the other, and keep their means.
+
+        With this, backward is over.
+        """
         for unit, sums in self.averages.items():
             self.time.wait(sums)
             self.keep(unit)
+        self.loss("end")
 
-    def update(self) -> None:
+    def update(self, optimizer: str) -> None:
         """Take a step of plain SGD, which reads weight and gradient and writes the weight."""
+        self.held.update(self.shape, optimizer)
         for unit in self.units:
             if unit.numel:
                 self.everywhere("add", 3 * unit.share(self.ranks) * self.sizes.shard)

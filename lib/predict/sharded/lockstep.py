@@ -28,6 +28,8 @@ class Lockstep:
         self.clock = [0.0] * ranks
         self.free: dict[tuple, float] = {}  # when the lane of a group is free
         self.count: dict[tuple, int] = {}
+        self.alive: list[dict[str, int]] = [{} for _ in range(ranks)]  # bytes by kind
+        self.moves = 0
 
     def compute(self, operations: Sequence[Operation]) -> None:
         """Run one operation on each rank; the operations have one name and sizes of their own."""
@@ -64,6 +66,20 @@ class Lockstep:
         """Note how many bytes of a kind each rank holds from now on."""
         for rank, now in enumerate(self.clock):
             self.rows.append(Row(rank, "memory", kind, now, now, bytes=nbytes))
+
+    def change(self, rank: int, kind: str, nbytes: int, note: str = "", number: int = -1) -> None:
+        """Note that a rank holds so many bytes of a kind more from now on, or fewer."""
+        if nbytes:
+            alive, now = self.alive[rank], self.clock[rank]
+            alive[kind] = alive.get(kind, 0) + nbytes
+            held = {"bytes": alive[kind], "note": note, "number": number}
+            self.rows.append(Row(rank, "memory", kind, now, now, **held))
+
+    def move(self, rank: int, before: str, after: str, nbytes: int) -> None:
+        """Note that bytes are of another kind from now on: two rows of one number, as recorded."""
+        self.change(rank, before, -nbytes, number=self.moves)
+        self.change(rank, after, nbytes, number=self.moves)
+        self.moves += 1
 
     def ledger(self) -> Ledger:
         """Return the rows as a predicted ledger."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from lib.ledger import Ledger, Row
 from lib.predict.shape import ModelShape
-from lib.predict.sharded.fsdp_step import Sizes, Step
+from lib.predict.sharded.fsdp_step import Step
+from lib.predict.sharded.held_bytes import Sizes
 from lib.predict.sharded.offload import STEP_BYTES, HostSpeeds
 from lib.predict.sharded.units import Unit, alive, optimizer_states, units_of
 
@@ -53,6 +54,8 @@ class _Offloaded(Step):
     def __init__(self, shape, batches, speeds, units, itemsize, sequence, host, prefetch):
         sizes = Sizes(itemsize, itemsize, itemsize)
         super().__init__(shape, batches, speeds, units, len(batches), sizes, sequence)
+        self.held.told = False  # the shards are elsewhere
+        self.shown: dict[str, int] = {}
         self.host, self.prefetch = host, prefetch
         self.lanes: dict[tuple[str, int], float] = {}  # when each is free
         self.fetched: dict[int, list[float]] = {}  # units -> when their shards have arrived
@@ -64,6 +67,13 @@ class _Offloaded(Step):
         """Return the bytes of shards on each device."""
         on_device = {*self.fetched, *self.joining}
         return self.sizes.shard * sum(self.units[unit].share(self.ranks) for unit in on_device)
+
+    def holds(self, parameters: int, gradients: int) -> None:
+        """Note what is held, where it has changed."""
+        for kind, nbytes in (("parameters", parameters), ("gradients", gradients)):
+            if self.shown.get(kind) != nbytes:
+                self.time.holds(kind, nbytes)
+                self.shown[kind] = nbytes
 
     def launch_on_host(self, op: str, nbytes: int, after: Sequence[float]) -> list[float]:
         """Put a copy or a step into the lane of each rank; return when it ends."""

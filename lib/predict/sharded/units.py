@@ -109,11 +109,15 @@ def optimizer_states(
     return STATES[optimizer] * itemsize * sum(pieces) + counters
 
 
-def actions(units: int, prefetch: int = 1, *, resharded: bool = True) -> Iterator[UnitAction]:
+def actions(
+    units: int, prefetch: int = 1, *, resharded: bool = True, ends: bool = False
+) -> Iterator[UnitAction]:
     """Yield what every rank does in a step with the root and `units` units after it.
 
     The root computes at both ends of forward, and of backward. With `resharded` False, units stay
-    whole after forward, and backward gathers nothing.
+    whole after forward, and backward gathers nothing. With `ends` the first unit computes on the
+    samples themselves. These need no gradient, so nothing tells that backward has left the unit,
+    and it is freed at the end of backward.
     """
     units, ahead = whole(units, "The number of units"), whole(prefetch, "prefetch", 0)
     forward = range(1, units + 1)
@@ -133,12 +137,17 @@ def actions(units: int, prefetch: int = 1, *, resharded: bool = True) -> Iterato
     for place, unit in enumerate(backward):
         if resharded:
             yield from _ready(backward, place, ahead)
-        yield from (UnitAction("backward", unit), UnitAction("free", unit))
+        yield UnitAction("backward", unit)
+        if not (ends and unit == 1):
+            yield UnitAction("free", unit)
         if reduced is not None:
             yield UnitAction("settle", reduced)
         yield from (UnitAction("copy", unit), UnitAction("reduce", unit))
         reduced = unit
-    yield from (UnitAction("backward", 0), UnitAction("free", 0), UnitAction("settle", reduced))
+    yield UnitAction("backward", 0)
+    if ends:
+        yield UnitAction("free", 1)
+    yield from (UnitAction("free", 0), UnitAction("settle", reduced))
     yield from (UnitAction("copy", 0), UnitAction("reduce", 0), UnitAction("settle", 0))
 
 
@@ -177,7 +186,8 @@ def alive(
     lengths = [unit.length(ranks) for unit in units]
     held, sent, separate = set(), set(), [0] * len(units)
     turns = [units[0].blocks[1:], units[0].blocks[:1]]  # of the root: its last block, its first
-    for action in actions(len(units) - 1, prefetch, resharded=resharded):
+    ends = not units[0].blocks
+    for action in actions(len(units) - 1, prefetch, resharded=resharded, ends=ends):
         kind, unit = action
         if kind == "gather":
             held.add(unit)

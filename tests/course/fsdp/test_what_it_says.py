@@ -52,7 +52,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert re.search(r"all_gather +42 .*\nreduce_scatter +18 +1,626,624", units)
     assert "66048 are out of bounds" in shown(notebook, "class Forgets")
     assert "It is 2 gathers." in shown(notebook, "waiting.reveal")
-    assert "It is 4 times." in shown(notebook, "coarse.reveal")
+    assert "It is 6 times." in shown(notebook, "coarse.reveal")
+    assert "there twice: six times as much" in text_of(notebook)
     own = shown(notebook, "same gradients")
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()

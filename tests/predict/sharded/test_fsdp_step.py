@@ -4,11 +4,12 @@ import pytest
 
 from lib.predict import step
 from lib.predict.data.ddp_step import data_parallel_step
+from lib.predict.memory import activations, outputs
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape, MLPShape
 from lib.predict.sharded.fsdp_step import fsdp_step, hidden
 from lib.predict.sharded.traffic import of_fsdp
-from lib.predict.sharded.units import alive, units_of
+from lib.predict.sharded.units import alive, optimizer_states, units_of
 from tests.every import every
 
 FOUR = MLPShape((8, 8, 8, 8, 8), bias=False)  # four units of 256 bytes
@@ -123,10 +124,34 @@ def test_the_memory_rows_are_shards_and_what_is_alive(prefetch):
     held = list(alive(units, 2, prefetch=prefetch))
     rows = {kind: [r.bytes for r in ledger.where(rank=1, lane="memory", op=kind)]
             for kind in ("parameters", "gradients", "optimizer")}  # fmt: skip
-    assert rows["optimizer"] == [2 * kept]
+    assert rows["optimizer"] == [optimizer_states(units, 2, 1)]
     assert max(rows["parameters"]) == kept + max(state.whole for state in held)
     assert rows["parameters"][-1] == rows["gradients"][-1] == kept
     assert every(a != b for a, b in zip(rows["parameters"], rows["parameters"][1:]))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_activations_come_in_forward_and_go_in_backward(backend):
+    """A larger batch of one rank is held by this rank alone; the end has what the start had."""
+    shape = GPTShape(layers=3)
+    ledger = fsdp_step(shape, [2, 5], speeds("H100"), backend=backend)
+    for rank, batch in enumerate([2, 5]):
+        rows = ledger.where(rank=rank, lane="memory", op="activations")
+        held = [row.bytes for row in rows]
+        assert max(held) == activations(shape, batch) + outputs(shape, batch) and held[-1] == 0
+        other = [row.bytes for row in ledger.where(rank=rank, lane="memory", op="other")]
+        assert other[-1] == 2 * 8 * batch * shape.sequence, "the tokens and their targets"
+        computed = ledger.where(rank=rank, lane="compute")
+        assert "embedding" in computed[1].op  # before it there are positions and nothing to keep
+        begin, end = rows[0].start, rows[-1].end
+        assert begin == computed[1].end and end <= computed[-1].end
+
+
+def test_with_gloo_a_reduce_scatter_has_a_buffer_of_its_own():
+    steps = [fsdp_step(FOUR, [1, 1], speeds("H100"), backend=name) for name in ("nccl", "gloo")]
+    born = [[row.bytes for row in step.where(rank=0, lane="memory", op="other")] for step in steps]
+    pairs = [[b - a for a, b in zip(held, held[1:])] for held in born]
+    assert pairs[1].count(256) - pairs[0].count(256) == 4, "a copy of 256 bytes for each unit"
 
 
 def test_one_rank_computes_what_data_parallel_computes():

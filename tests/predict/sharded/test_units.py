@@ -31,6 +31,18 @@ def test_prefetch_launches_the_next_gather_before_a_unit_computes():
     )
 
 
+def test_a_first_unit_whose_inputs_need_no_gradient_is_freed_at_the_end():
+    assert words(2, 1, ends=True).endswith(
+        "wait 1 · backward 1 · settle 2 · copy 1 · reduce 1 · backward 0 · free 1 · free 0 · "
+        "settle 1 · copy 0 · reduce 0 · settle 0"
+    )
+    held = {str(state.action): state for state in alive(units_of(EQUAL), 2)}
+    assert (held["copy 1"].whole, held["copy 1"].gradients) == (256, 512)
+    assert held["free 1"].whole == 0
+    inside = {str(state.action): state for state in alive(units_of(EQUAL, ends=False), 2)}
+    assert inside["copy 1"].whole == 2 * 256  # of the root, which has both ends
+
+
 @pytest.mark.parametrize("units", [1, 2, 5])
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
 @pytest.mark.parametrize("resharded", [True, False])
