@@ -20,7 +20,9 @@ from lib.predict import step as pieces
 from lib.predict.allocator.replay import Replay, replay
 from lib.predict.collectives.formulas import collective
 from lib.predict.memory import Held
+from lib.predict.roofline import speeds as rates
 from lib.predict.shape import GPTShape, MLPShape, ModelShape
+from lib.predict.sharded.fsdp_step import fsdp_step
 from lib.predict.sharded.offload import host_speeds
 from lib.predict.sharded.offload_step import offloaded_step
 from lib.predict.sharded.units import units_of
@@ -166,7 +168,7 @@ def late_optimizers(world, theirs, shape: GPTShape, batch) -> str:
 HOST_ROWS = ("device", "link, down", "host", "link, up")  # the rows of `offloaded`, in order
 
 
-def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
+def offloaded(speeds, shape: MLPShape = LARGE, rows: int = ROWS) -> Ledger:
     """Predict a step on an H100 whose plain SGD is its host's; print computation and step.
 
     Its ranks are `HOST_ROWS`: what works, and not who. A row begins when its bytes begin to move.
@@ -174,7 +176,7 @@ def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
     host = host_speeds("H100")
     step = offloaded_step(shape, rows, speeds, host)
     computing = sum(row.seconds for row in step.where(lane="compute"))
-    print(f"computation {1e3 * computing:.1f} ms, step {1e3 * step.makespan:.1f} ms")
+    print(f"1. Offload\ncomputation {1e3 * computing:.1f} ms, step {1e3 * step.makespan:.1f} ms")
     who, kept = {"to_host": 1, "step": 2, "to_device": 3}, []
     computed = list(step.where(lane="compute"))
     first = len(pieces.forward(shape, 1))
@@ -188,6 +190,28 @@ def offloaded(shape: MLPShape, rows: int, speeds) -> Ledger:
             row = replace(row, rank=who[row.op], start=row.end - needs, arrived=row.end - needs)
         kept.append(replace(row, lane="compute") if row.op == "step" else row)
     return Ledger(kept, source=step.source, meta=step.meta)
+
+
+def memory_by_stage(runs: list[Ledger], shape: GPTShape) -> dict[str, Ledger]:
+    """Return the memory of rank 0 in a recorded step of each stage, and the last one predicted."""
+    steps = {f"stage {n}": memory_of_rank_0(run) for n, run in enumerate(runs)}
+    name, recorded = list(steps.items())[-1]
+    return steps | {f"{name}, predicted": predicted_memory(shape, 2, recorded)}
+
+
+def predicted_memory(shape: GPTShape, samples: int, recorded: Ledger) -> Ledger:
+    """Predict what `recorded` has, rank 0's memory in a step of stage 3 on four ranks, from shapes.
+
+    On CPUs each operation of a small model takes about as long as any other, so the changes of the
+    prediction are drawn at equal distances, and all of it as long as the recording.
+    """
+    sizes = {"optimizer": "adamw", "backend": "gloo"}
+    step = fsdp_step(shape, [samples] * 4, rates("H100"), **sizes)
+    rows, end = step.where(rank=0, lane="memory"), recorded.makespan
+    times = (n * end / (len(rows) - 1) for n in range(len(rows)))
+    rows = [replace(row, start=at, end=at) for row, at in zip(rows, times)]
+    formula = "from the model's shape alone; its changes are drawn at equal distances"
+    return Ledger(rows, source="predicted", meta={"formula": formula})
 
 
 def replayed(ledger: Ledger) -> Replay:
@@ -239,7 +263,8 @@ def kept(number: int, shape: GPTShape, batch) -> Held:
     are not counted.
     """
     model, optimizer = stage(number, GPT(shape))
-    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    own = share(batch, dist.get_rank(), dist.get_world_size())
+    x, y = (part.clone() for part in own)  # else the whole batch counts
     for counting in (nullcontext(), Memory(model, optimizer)):
         optimizer.zero_grad()
         dist.barrier()

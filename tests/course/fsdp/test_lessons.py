@@ -9,6 +9,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lib.course.fsdp import lessons, published, slow_chain, wall_clock
+from lib.draw import memory
 from lib.parallel.sharded import FSDP
 from lib.parallel.sharded.units import find_units, weights_by_unit
 from lib.predict.roofline import speeds
@@ -76,6 +77,10 @@ def test_the_memory_of_the_second_step_falls_from_stage_to_stage(world):
             peak = max(peak, sum(alive.values()))
         assert list(ledger.ranks) == [0]
         peaks.append(peak)
+    predicted = lessons.predicted_memory(shape, 2, ledger)
+    told = [memory(one).summary.split("peak ")[1].split(", made")[0] for one in (ledger, predicted)]
+    assert told[0] == told[1] and told[0].startswith(f"{peak:,} bytes (activations")
+    assert predicted.makespan == pytest.approx(ledger.makespan)
     assert peaks == sorted(peaks, reverse=True) and peaks[3] < 0.6 * peaks[0]
 
 
@@ -223,8 +228,8 @@ def test_fully_shard_refuses_what_has_no_dims(worlds):
 
 
 def test_of_an_offloaded_step_each_row_does_one_thing_at_a_time(capsys):
-    step = lessons.offloaded(MLPShape((64,) * 4, bias=False), 8, speeds("H100", "NVLink4"))
-    assert capsys.readouterr().out.startswith("computation ")
+    step = lessons.offloaded(speeds("H100", "NVLink4"), MLPShape((64,) * 4, bias=False), 8)
+    assert capsys.readouterr().out.startswith("1. Offload\ncomputation ")
     assert list(step.ranks) == list(range(len(lessons.HOST_ROWS)))
     named = {rank: {row.op for row in step.where(rank=rank)} for rank in (1, 2, 3)}
     assert named == {1: {"to_host"}, 2: {"step"}, 3: {"to_device"}}

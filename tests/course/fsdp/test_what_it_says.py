@@ -73,7 +73,9 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
 def test_the_peaks_in_the_text_are_those_of_the_recorded_steps(notebook):
     kept = shown(notebook, "lessons.kept")
     peaks = [int(n.replace(",", "")) / 1e6 for n in re.findall(r"peak ([\d,]+) bytes", kept)]
-    assert kept.count("True") == 4 and peaks == sorted(peaks, reverse=True) and len(peaks) == 4
+    assert kept.count("True") == 4 and peaks == sorted(peaks, reverse=True) and len(peaks) == 5
+    recorded, predicted = re.findall(r"peak .*\), made by", kept)[-2:]
+    assert recorded == predicted, "the predicted peak has as much of each kind"
     assert f"falls from {peaks[0]:.2f} MB to {peaks[3]:.2f} MB" in text_of(notebook)
 
 
@@ -302,7 +304,7 @@ def test_the_published_gather_in_the_text_is_that_of_the_predicted_runs(notebook
 
 
 def test_the_times_of_the_offloaded_step_in_the_text_are_predicted(notebook):
-    step = lessons.offloaded(lessons.LARGE, lessons.ROWS, slow_chain.speeds())
+    step = lessons.offloaded(slow_chain.speeds())
     down, host, up = (sorted(step.where(rank=n), key=lambda r: r.end) for n in (1, 2, 3))
     assert up[-1].start >= host[-1].end - 1e-12  # the last copy up is exposed
     assert every(row.end <= host[-1].end for row in up[:-1])
