@@ -12,6 +12,7 @@ from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
+from lib.course.fsdp.repair import BUGS, Repair
 from lib.parallel.sharded.layout import Layout
 from lib.predict.collectives.exchange import sent_bytes
 from lib.predict.roofline import Speeds, speeds
@@ -124,37 +125,7 @@ write = _Linear(
 
 # --- repair
 
-
-def _gradients(ranks: int, size: int):
-    """Return each rank's shards of gradients, of very different norms, and the largest norm."""
-    draw = torch.Generator("cpu").manual_seed(size)
-    shapes = (size,), (2 * size + 1,)
-    make = lambda r: [(1 + r) ** 2 * torch.randn(*s, generator=draw, device="cpu") for s in shapes]
-    return [(make(rank), float(size)) for rank in range(ranks)]
-
-
-def _clipped(inputs):
-    norm = (
-        torch.stack([g.square().sum() for gradients, _ in inputs for g in gradients]).sum().sqrt()
-    )
-    scale = (inputs[0][1] / norm).clamp(max=1.0)
-    return [[g * scale for g in gradients] for gradients, _ in inputs]
-
-
-repair = Exercise(
-    name="repair",
-    task="Repair `my_clip`: return the list of scaled shards.",
-    inputs=_gradients,
-    reference=_clipped,
-    sizes=(1, 4, 100),
-    hints=(
-        "Look at `norm`: of which numbers is it the norm, and is it the same on every rank?",
-        "The squares of all ranks have to be added up before the root is taken. Which collective "
-        "gives every rank the sum of one number from each?",
-        "`total = torch.stack([g.square().sum() for g in shards]).sum()`, then "
-        "`dist.all_reduce(total)`, then `norm = total.sqrt()`.",
-    ),
-)
+repair = Repair(name="repair", hints=BUGS["clip"].hints)
 
 
 # --- choose

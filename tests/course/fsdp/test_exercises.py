@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import pad
 
 from lib.course.fsdp import exercises as chapter
+from lib.course.fsdp.repair import BUGS
 
 
 @pytest.fixture
@@ -157,6 +159,107 @@ def test_clipping_takes_the_norm_of_all_ranks(world):
 
 def _clip_one(shards):
     return repaired(shards, 1.0)[0].item()
+
+
+def with_autograd(x, shard, gather):
+    y = x @ gather(shard).T
+    y.backward(torch.ones_like(y))
+    return shard.grad
+
+
+def own_part_only(x, shard, gather):
+    """Nothing is gathered: only this rank's samples count."""
+    y = x @ shard.T
+    y.backward(torch.ones_like(y))
+    return shard.grad
+
+
+def halves_the_shard(unit):
+    unit.shard.data.mul_(0.5)
+
+
+def halves_and_frees_later(unit):
+    """A whole weight that is not freed is filled anew by the next gather all the same."""
+    unit.gather()
+    for weight in unit.weights:
+        weight.data.mul_(0.5)
+
+
+def sharded_first(model, x, y):
+    for block in model.blocks.values():
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+
+
+def never_sharded(model, x, y):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+
+
+def each_block(model):
+    return list(model.blocks.values())
+
+
+def two_units(model):
+    blocks = list(model.blocks.values())
+    return [blocks[0], blocks[4]]
+
+
+def all_layers(layers, x, skipped):
+    for n, layer in enumerate(layers):
+        x = x + layer(x) * (n != skipped)
+    return x
+
+
+def no_zero(layers, x, skipped):
+    for layer in layers:
+        x = x + layer(x)
+    return x
+
+
+REPAIRS = {
+    "clip": (repaired, norms_added, "rank 0 differs first"),
+    "gather": (with_autograd, own_part_only, "the gradient of the shard is"),
+    "change": (halves_the_shard, halves_and_frees_later, "the weight is"),
+    "early": (sharded_first, never_sharded, "The model is not sharded."),
+    "units": (each_block, two_units, "the share of the weights that is whole at once is"),
+    "skip": (all_layers, no_zero, "entry 1 of what it returned is"),
+}
+SYMPTOMS = {
+    "clip": "launched no collective",
+    "gather": "the gradient of the shard is nothing (None)",
+    "change": "the weight is",
+    "early": "entry 0 of what it returned is",
+    "units": "the share of the weights that is whole at once is 1, not 0.25",
+    "skip": "With 2 samples on each rank, it failed",
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_each_bug_shows_and_its_repair_is_accepted(world, bug, capsys):
+    start = chapter.repair.check(BUGS[bug].program, world, bug=bug)
+    assert not start.solved and SYMPTOMS[bug] in start.text, start.text
+    right, wrong, why = REPAIRS[bug]
+    attempt = chapter.repair.check(wrong, world, bug=bug)
+    assert not attempt.solved and why in attempt.text, attempt.text
+    assert chapter.repair.check(right, world, bug=bug).solved
+    chapter.repair.show(bug)
+    chapter.repair.hint()
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"def {BUGS[bug].program.__name__}(") and "Hint 1 of" in shown
+    assert BUGS[bug].hints[0].split()[-1] in shown
+
+
+def test_a_bug_that_is_not_there_is_refused(world, capsys):
+    names = '"clip", "gather", "change", "early", "units", "skip"'
+    text = f"No bug here is called 'none'. Choose one of {names}."
+    assert text in chapter.repair.check(repaired, world, bug="none").text
+    chapter.repair.show("none")
+    assert capsys.readouterr().out == text + "\n"
 
 
 # --- reshard and choose

@@ -12,6 +12,7 @@ from torch.distributed import fsdp as pytorch
 from lib.course.fsdp import lessons, published, slow_chain
 from lib.course.fsdp.cover import IMAGE, without_and_with
 from lib.course.fsdp.exercises import choose
+from lib.course.fsdp.repair import BUGS
 from lib.course.narrow import WIDTH
 from lib.predict.collectives.formulas import time_of
 from lib.predict.hardware import gpu, link
@@ -77,6 +78,11 @@ def test_the_peaks_in_the_text_are_those_of_the_recorded_steps(notebook):
     recorded, predicted = re.findall(r"peak .*\), made by", kept)[-2:]
     assert recorded == predicted, "the predicted peak has as much of each kind"
     assert f"falls from {peaks[0]:.2f} MB to {peaks[3]:.2f} MB" in text_of(notebook)
+
+
+def test_the_bugs_to_choose_from_are_those_that_can_be_checked(notebook):
+    assert re.findall(r'^\| `"(\w+)"` \|', text_of(notebook), re.M) == list(BUGS)
+    assert BUGS["gather"].program.__name__ == "my_gradient" in text_of(notebook)
 
 
 def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
