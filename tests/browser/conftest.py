@@ -20,6 +20,7 @@ import yaml
 
 from lib.course.tools.chromium import REMEDY, chromium
 from lib.course.tools.steps import SPHINX, surroundings
+from tests.browser.bench import bench
 from tests.browser.jupyter import NAMES, Lab
 from tests.browser.seen import PATIENCE, SCREENSHOTS, Seen, alive
 
@@ -124,27 +125,6 @@ def page(new_page):
 
 # --- a picture alone, without Jupyter: exact geometry, and how long it takes
 
-BENCH = """async ([text, data, asks]) => {
-    const here = document.querySelector("#here"), heard = [];
-    const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    const { mount, picture, madeBy } = await import(address);
-    const model = {
-        get: (name) => ({ data, asks })[name],
-        on: (name, call) => heard.push([name, call]),
-        off() {},
-        send: (message) => window.sent.push(message),
-    };
-    window.sent = [];
-    window.trigger = (event, ...more) =>
-        heard.forEach(([name, call]) => name === event && call(...more));
-    window.answer = (message) => trigger("msg:custom", message);
-    window.renew = (given) => {
-        data = given;
-        trigger("change:data");
-    };
-    await mount(picture, here, model, madeBy);
-}"""
-
 
 @pytest.fixture(scope="session")
 def _bench(new_page):
@@ -160,25 +140,29 @@ def bench_page(_bench):
     sends to the kernel is in `window.sent`; `window.answer(message)` is the kernel's answer,
     `window.renew(data)` are new data, and `window.trigger(event)` is any other event of its model.
     """
-    from lib.draw.parts import javascript, live
 
     def show(picture, width: int | None = None, *, dark=False, touch=False) -> Seen:
-        kind, data = picture.live
-        page, room = _bench[dark, touch], width or picture.width
-        page.set_content('<!doctype html><body style="margin:0"><div id="here"></div>')
-        text, data = javascript.module(kind), live.packed({"summary": picture.summary} | data)
-        for extra in (0, 40):  # the frame's own padding is learnt from the first
-            page.evaluate("px => (here.style.width = `${px}px`)", room + extra)
-            if not extra:
-                page.evaluate(BENCH, [text, data, picture.ask is not None])
-        seen = alive(page.locator("figure.mrom"), kind)
-        seen.settle()
-        laid = page.evaluate("() => document.querySelector('.mrom-stage').clientWidth")
-        page.evaluate("px => (here.style.width = `${px}px`)", 2 * room + 40 - laid)
-        seen.settle()
-        return seen
+        return bench(_bench[dark, touch], picture, width)
 
     return show
+
+
+@pytest.fixture
+def other_bench(browser):
+    """`other_bench(picture, width, flags="", **context)`: the same in a browser of its own.
+
+    `flags` are further ones of Chromium, for what a page cannot pretend.
+    """
+    others = []
+
+    def show(picture, width: int, *, flags="", **context) -> Seen:
+        args = f"{FLAGS} {flags}".split()
+        others.append(browser.browser_type.launch(executable_path=chromium(), args=args))
+        return bench(others[-1].new_context(**context).new_page(), picture, width)
+
+    yield show
+    for other in others:
+        other.close()
 
 
 # --- the gallery: stored, in JupyterLab, in the book
