@@ -49,6 +49,11 @@ class Seen:
         tip = self.node.locator(".mrom-tip")
         return tip.inner_text() if tip.is_visible() else ""
 
+    @property
+    def wrong(self) -> str:
+        """The sentence beside a field that refuses what was entered, or nothing."""
+        return self.node.locator(".mrom-wrong").inner_text()
+
     def control(self, label: str):
         """The input, list or button of that label."""
         inputs = self.node.locator("input, select, textarea, button")

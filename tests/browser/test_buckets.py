@@ -207,6 +207,31 @@ def test_it_fits_any_width(bench_page, width, dark):
     overlaps(seen.marks)
 
 
+def test_controls_of_a_line_stand_level_on_a_phone(bench_page):
+    """Sliders in two columns, buttons in lines of their own; middles are as high as one another."""
+    drawn = bench_page(picture(ask=lambda size: None), 304)
+    parts = drawn.node.locator(".mrom-controls").locator("> button, > .mrom-slider").all()
+    places = [part.bounding_box() for part in parts]
+    lines = {}
+    for part, place in zip(parts, places, strict=True):
+        kind = part.evaluate("node => node.tagName")
+        lines.setdefault(place["y"] + place["height"], []).append(
+            (kind, place["x"], place["width"])
+        )
+    pairs = [sorted(line) for line in lines.values()]
+    assert [[kind for kind, *_ in line] for line in pairs] == [["LABEL"] * 2] * 2 + [["BUTTON"] * 2]
+    for (_, left, first), (_, right, second) in pairs[:2]:
+        assert (left, right) == (pairs[0][0][1], pairs[0][1][1]) and abs(first - second) < 1
+
+
+def test_a_slider_is_as_high_as_the_button_beside_it(bench_page):
+    wide = bench_page(picture(), 1100).node
+    slider, button = wide.get_by_label("Latency"), wide.get_by_role("button", name="Least exposed")
+    one, other = slider.bounding_box(), button.bounding_box()
+    middle = one["y"] + one["height"] / 2
+    assert middle == pytest.approx(other["y"] + other["height"] / 2, abs=0.5)
+
+
 def overlaps(marks):
     """No two texts lie over one another; 6 px a letter, as a browser writes them."""
     side = {"left": 0, "middle": 0.5, "right": 1}

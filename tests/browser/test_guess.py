@@ -214,7 +214,7 @@ def test_a_wrong_entry_gets_a_sentence_and_nothing_is_kept(asked):
     size = guess(HOW_MANY, unit="bytes")
     question, reveal = asked(size, size.reveal(3_000_000))
     say(question, "3,5")
-    assert question.status.startswith("“3,5”: write 3.5 with a point")
+    assert question.wrong.startswith("“3,5”: write 3.5 with a point")
     assert "You said" not in texts(reveal)
     say(question, "35")
     assert question.status == "Your guess is 35 bytes. Now read on."

@@ -57,3 +57,12 @@ def test_one_table_has_no_steps_to_play(bench_page):
     seen = bench_page(routing([[4, 0], [2, 0]]), 640)
     assert not seen.control("Gate").is_visible() and not seen.control("Seed").is_visible()
     assert seen.status == "1 of 2 experts has no token."
+
+
+def test_every_expert_has_its_number_on_a_phone(bench_page):
+    """Beside its tokens and beside its shares; none is left out for want of room."""
+    seen = bench_page(routing(runs()), 304)
+    assert "of 8 experts" in seen.status
+    ends = [(m["x"], m["text"]) for m in seen.marks if m.get("align") == "right"]
+    columns = {x: [text for at, text in ends if at == x] for x, _ in ends}
+    assert [list("01234567")] * 2 == [names for names in columns.values() if names[0] == "0"][:2]

@@ -121,6 +121,28 @@ def test_the_keyboard_does_all_that_the_pointer_does(bench_page):
     assert "now stands at the end on rank 0" in seen.status
 
 
+def test_a_key_that_moves_nothing_says_what_is_there(bench_page):
+    """To who is at an idle gap, at a number, or nowhere."""
+    seen = bench_page(schedule("gpipe", 3, 3))
+    rows, sentence = [row(seen, rank) for rank in range(3)], "Only bars move: go to one with"
+    seen.press("]")
+    assert seen.status.startswith(sentence)
+    assert seen.press("Home").startswith("makespan")
+    seen.press("[")
+    assert seen.status.startswith("makespan: from the first start to the last end. Only bars move")
+    (gap,) = [m for m in seen.marks if (m["about"] or "").startswith("rank 0 idle from 3 to")]
+    for _ in range(20):
+        if (said := seen.press("ArrowRight" if "rank 0" in seen.tip else "ArrowDown")) == gap[
+            "about"
+        ]:
+            break
+    assert said == gap["about"]
+    seen.press("]")
+    assert seen.status.startswith(f"{gap['about']}. {sentence} the arrow keys first.")
+    assert "waits for 1B0" in gap["about"] and rows == [row(seen, rank) for rank in range(3)]
+    assert seen.node.locator(".mrom-status").get_attribute("aria-live") == "polite"
+
+
 def test_moves_belong_to_their_schedule(bench_page):
     seen = bench_page(schedule("gpipe", 3, 3))
     drag(seen, "2B0", bar(seen, "2F1")["x"])

@@ -1,6 +1,8 @@
 """What a picture tells of what somebody points at: its bars, and the names in its legend."""
 
-from lib.draw import schedule, timeline
+import pytest
+
+from lib.draw import guess, schedule, timeline
 from tests.browser.seen import SCREENSHOTS
 from tests.browser.test_timeline import box, late
 
@@ -56,3 +58,48 @@ def test_the_tooltip_follows_what_it_describes(bench_page):
     before = seen.tip
     seen.slide("Forward F", 4)
     assert before and seen.tip != before and seen.tip == seen.ask("p => p.chosen.about")
+
+
+def covered(seen, mark) -> bool:
+    """Whether the tooltip lies over the row of a mark."""
+    tip, stage = (seen.node.locator(part).bounding_box() for part in (".mrom-tip", ".mrom-stage"))
+    top = tip["y"] - stage["y"]
+    return top < mark["y"] + mark["h"] and top + tip["height"] > mark["y"]
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_the_tooltip_leaves_the_row_free_that_it_describes(bench_page, row):
+    seen = bench_page(schedule("1f1b", 4, 8))
+    bar = next(m for m in seen.marks if f"F2 on rank {row}" in (m["about"] or ""))
+    for up in (-8, 0, 8):
+        assert seen.hover({**bar, "y": bar["y"] + up}).startswith(f"{row}F2")
+        assert not covered(seen, bar), up
+    below = seen.node.locator(".mrom-tip").bounding_box()["y"]
+    seen.press("Home")
+    for _ in range(40):
+        if seen.tip.startswith(f"{row}F2"):
+            break
+        seen.press("ArrowDown" if f"rank {row}" not in seen.tip else "ArrowRight")
+    assert not covered(seen, bar) and seen.node.locator(".mrom-tip").bounding_box()["y"] == below
+
+
+def test_a_tooltip_that_would_be_cut_off_below_stands_above(bench_page):
+    seen = bench_page(schedule("1f1b", 4, 8))
+    bar = next(m for m in seen.marks if "F2 on rank 3" in (m["about"] or ""))
+    bottom = seen.canvas.bounding_box()["y"] + bar["y"] + bar["h"]
+    size = seen.page.viewport_size
+    try:
+        seen.page.set_viewport_size({**size, "height": int(bottom) + 12})
+        assert seen.hover(bar).startswith("3F2") and not covered(seen, bar)
+        tip, stage = (seen.node.locator(p).bounding_box() for p in (".mrom-tip", ".mrom-stage"))
+        assert tip["y"] + tip["height"] <= stage["y"] + bar["y"]
+    finally:
+        seen.page.set_viewport_size(size)
+
+
+def test_the_tooltip_of_what_is_tall_stands_at_the_pointer(bench_page):
+    seen = bench_page(guess("How many?").reveal(3))
+    bar = next(m for m in seen.marks if m.get("id") == "all")
+    assert bar["h"] > 48 and seen.hover(bar)
+    tip, stage = (seen.node.locator(part).bounding_box() for part in (".mrom-tip", ".mrom-stage"))
+    assert tip["y"] - stage["y"] == pytest.approx(bar["h"] / 2 + 16, abs=1)

@@ -43,6 +43,7 @@ export function picture(data) {
         hint: "0.1, 2^-24, 1/3",
         enter: readBits,
         given: ({ number }) => numberText(number),
+        wrong: ({ message }) => message,
       },
       { kind: "button", label: "Next below", ...step(-1) },
       { kind: "button", label: "Next above", ...step(1) },
@@ -71,8 +72,7 @@ function startOf({ start: { number } }) {
 
 function bitsStatus(data, state) {
   const isTouched = state.code || !Object.is(state.number, startOf(data));
-  const text = isTouched ? bitsResult(bitsOfState(data, state)) : BITS_HINT;
-  return state.message || text;
+  return isTouched ? bitsResult(bitsOfState(data, state)) : BITS_HINT;
 }
 
 function layBits(data, state, width) {

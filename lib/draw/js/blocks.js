@@ -29,6 +29,7 @@ export function picture(data) {
         max: data.span,
         seconds: 8,
         show: (at) => commas(Math.floor(at)),
+        zoomed: zoom.zoomed,
       },
       ...zoom.controls,
     ],

@@ -89,12 +89,12 @@ function bucketControls(data, curveOf) {
     return amount(at * run.end, "s");
   };
   return [
-    slider("stop", "Bucket size", stops, inSize),
-    button("best", "Least exposed", (state) => ({ stop: curveOf(state).bestStop })),
-    button("usual", "PyTorch's default", () => ({ stop: usual })),
     slider("ranks", "Ranks", data.ranks, String),
     slider("bandwidth", "Bandwidth", data.bandwidths, (value) => amount(value, "B/s")),
     slider("alpha", "Latency", data.alphas, (value) => amount(value, "s")),
+    slider("stop", "Bucket size", stops, inSize),
+    button("best", "Least exposed", (state) => ({ stop: curveOf(state).bestStop })),
+    button("usual", "PyTorch's default", () => ({ stop: usual })),
     { kind: "player", name: "at", label: "Time", min: 0, max: 1, seconds: 6, show },
     ...(data.asks ? [{ kind: "ask", name: "run", label: "Run on real ranks" }] : []),
   ];

@@ -1,6 +1,7 @@
 // Real buttons and inputs with labels. A control is data: {kind, name, label, hidden, ...}, or a
 // function that makes it from the state. Each kind has a builder, which gives its node and what
 // brings it up to date; `now()` is the control as it is now, `set(changes)` changes the state.
+import { changesTo, jumpAhead, jumpBack, makeMotion } from "./motion.js";
 
 const focusable = /^(button|input|select|textarea|summary|canvas|pre)$/;
 
@@ -110,30 +111,50 @@ function reset(now, set, state, kernel, moving) {
 }
 
 // A line of text and a button: enter(text, state) returns what changes; given(state) is what the
-// line holds from now on, undefined for what it holds. {action, hint, type, mode}
+// line holds from now on, undefined for what it holds; wrong(state) is the sentence that refuses
+// what was entered. {action, hint, isNumber}
 function entry(now, set, state) {
-  const { label, action, hint = "", type = "text" } = now();
+  const { label, action, hint = "", isNumber } = now();
   const give = () => set(now().enter(input.value, state) || {});
   const onkeydown = (event) => { // JupyterLab lets no form be submitted
     if (event.key !== "Enter" || event.isComposing) return;
     event.preventDefault();
     give();
   };
-  const more = { type, placeholder: hint, autocomplete: "off", inputmode: now().mode };
+  const inputmode = isNumber && hasPoint() ? "decimal" : null;
+  const more = { type: "text", placeholder: hint, autocomplete: "off", inputmode };
   const input = element("input", { ...more, onkeydown });
+  const id = `mrom-wrong-${Math.random().toString(36).slice(2)}`; // other texts are on the page too
+  const trouble = element("span", { class: "mrom-wrong", id, role: "alert" });
   const submit = element("button", { type: "button", text: action, onclick: give });
   const caption = element("span", { text: label });
   const line = element("label", { class: "mrom-entry" }, caption, input);
-  const node = element("form", { onsubmit: (event) => event.preventDefault() }, line, submit);
+  const onsubmit = (event) => event.preventDefault();
+  const node = element("form", { onsubmit }, line, submit, trouble);
   return [node, () => {
+    const wrong = now().wrong?.(state) || "";
+    if (trouble.textContent !== wrong) trouble.textContent = wrong;
+    for (const [name, value] of [["aria-invalid", "true"], ["aria-describedby", id]]) {
+      if (wrong) input.setAttribute(name, value);
+      else input.removeAttribute(name);
+    }
     input.disabled = submit.disabled = Boolean(now().off?.(state));
     const given = now().given?.(state);
-    if (given !== undefined && document.activeElement !== input) input.value = given;
+    if (given === undefined || wrong) return; // what was refused stands, to be mended
+    if (document.activeElement !== input) input.value = given;
   }];
 }
 
+// Whether a phone's keys for numbers have the point that numbers are written with here; where it is
+// a comma, they might have no other.
+function hasPoint() {
+  return (0.5).toLocaleString().includes(".");
+}
+
 // Runs state[name] from min to max in `seconds`, whole steps where `step` is given. With `jump` it
-// moves all the time, and back and ahead go to the next multiple: ahead by moving there.
+// moves all the time, and back and ahead go to the next multiple: ahead by moving there. `zoomed`
+// is that of zoom.js, where a part of the time is shown; `moments()` are those at which something
+// begins or ends, for readers who want no motion.
 function player(now, set, state) {
   const { label } = now(), motion = makeMotion(now, set, state, () => node.isConnected);
   const sign = (text, name, onclick) =>
@@ -143,7 +164,7 @@ function player(now, set, state) {
   const play = element("button", { type: "button", class: "mrom-play", onclick: motion.toggle });
   const byHand = (changes) => {
     motion.isRunning = false;
-    set(changes);
+    set(changesTo(now(), state, changes[now().name]));
   };
   const fine = () => ({ step: (now().max - now().min) / 500, ...now() });
   const [line, update] = slider(fine, byHand, state);
@@ -153,64 +174,6 @@ function player(now, set, state) {
     play.setAttribute("aria-label", `${label}: ${motion.isRunning ? "pause" : "play"}`);
     update();
   }];
-}
-
-// Moves state[name] with the time, frame by frame, as long as its node is shown.
-function makeMotion(now, set, state, isShown) {
-  let last = 0, carried = 0; // when the last frame was, and what it left over of a step
-  const position = () => state[now().name];
-  const goTo = (to) => {
-    const { name, min, max } = now();
-    set({ [name]: Math.min(max, Math.max(min, to)) });
-  };
-  const hold = () => {
-    motion.isRunning = false;
-    set({});
-  };
-  const move = (time) => {
-    if (!motion.isRunning || !isShown()) return void (motion.isRunning = false);
-    const { min, max, step, seconds } = now(), end = motion.until ?? max;
-    carried += ((time - (last || time)) / 1000 / seconds) * (max - min);
-    last = time;
-    const by = step ? Math.floor(carried / step) * step : carried;
-    carried -= by;
-    if (by) goTo(Math.min(end, position() + by));
-    if (position() >= end) return hold();
-    requestAnimationFrame(move);
-  };
-  const start = (until) => {
-    const isMoving = motion.isRunning; // then the next frame is on its way
-    [last, carried] = [0, 0];
-    Object.assign(motion, { isRunning: true, until });
-    set({});
-    if (!isMoving) requestAnimationFrame(move);
-  };
-  const toggle = () => {
-    if (motion.isRunning) return hold();
-    if (position() >= now().max) goTo(now().min);
-    start(null);
-  };
-  const motion = { isRunning: false, until: null, goTo, start, toggle }; // until null: to the end
-  return motion;
-}
-
-function jumpAhead(now, state, motion) {
-  const { name, min, max, step, jump } = now();
-  const next = () => (Math.floor(state[name] / jump + 1e-9) + 1) * jump;
-  if (jump && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
-    if (motion.isRunning && motion.until !== null) motion.goTo(motion.until); // no need to watch it
-    if (state[name] < max) motion.start(next());
-    return;
-  }
-  motion.isRunning = false;
-  motion.goTo(jump ? next() : state[name] + (step || (max - min) / 50));
-}
-
-function jumpBack(now, state, motion) {
-  const { name, min, max, step, jump } = now();
-  motion.isRunning = false;
-  if (jump) motion.goTo((Math.ceil(state[name] / jump - 1e-9) - 1) * jump);
-  else motion.goTo(state[name] - (step || (max - min) / 50));
 }
 
 // Asks the kernel, where one runs: it is sent the state, and new data come back.

@@ -28,7 +28,8 @@ import { connectKeys, connectPointer, followTip, outlineOf } from "./pointer.js"
 import { addStylesheet, PADDING } from "./stylesheet.js";
 import { isFullScreen, makeTools } from "./tools.js";
 
-const WIDEST = 1200, NARROWEST = 480; // px
+const WIDEST = 1200, NARROWEST = 480, PHONE = 304; // px; a phone's is the least to be laid out
+const MEDIUM = 16; // px of a browser's text that nobody has made larger
 const SCALES = [3, 2.75, 2.5, 2.25, 2, 1.75, 1.5, 1.25]; // on a full screen
 
 // Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; `madeBy`
@@ -85,7 +86,7 @@ function draw(figure, shape, model, before) {
     isStale: true, // whether the layout has to be made again
     request: 0, // of the next frame, while one is awaited
     took: { layout: 0, paint: 0 }, // milliseconds
-    set: (changes = {}) => changeState(view, changes),
+    set: (changes = {}, isPassing = false) => changeState(view, changes, isPassing),
     announce: (text) => (view.nodes.announcement.textContent = text),
   };
   const kernel = connectKernel(model, view.announce, () => updateControls(view));
@@ -138,14 +139,16 @@ function makeNodes(view, tools) {
   return { below, above, tip, stage, ...texts };
 }
 
-// Changes the state, and asks for one redraw of what follows from it in the next frame.
-function changeState(view, changes) {
+// Changes the state, and asks for one redraw of what follows from it in the next frame; a play head
+// that is passing by may turn the page too.
+function changeState(view, changes, isPassing = false) {
   const { shape, state, nodes } = view;
   const names = Object.keys(changes).filter((name) => state[name] !== changes[name]);
   Object.assign(state, changes);
   if (!names.every((name) => (shape.moving || []).includes(name))) view.isStale = true;
   // What a play head passes is shown, not read out: it would never end.
-  if (names.length) nodes.status.setAttribute("aria-live", view.isStale ? "polite" : "off");
+  const isRead = view.isStale && !isPassing;
+  if (names.length) nodes.status.setAttribute("aria-live", isRead ? "polite" : "off");
   if (!view.request) view.request = requestAnimationFrame(() => redraw(view));
 }
 
@@ -212,7 +215,9 @@ function onResize(view) {
     const isFull = isFullScreen(view.figure), most = isFull ? Infinity : WIDEST;
     const room = Math.min(most, Math.floor(view.figure.clientWidth - 2 * PADDING));
     if (room <= 0) return;
-    const scale = isFull ? fullScale(view, room) : 1, width = Math.floor(room / scale);
+    const larger = enlargeText(view.figure), text = Math.max(1, Math.min(larger, room / PHONE));
+    const scale = isFull ? fullScale(view, room) : text, width = Math.floor(room / scale);
+    view.figure.classList.toggle("mrom-narrow", width < NARROWEST);
     if (width === view.width && scale === view.scale) return;
     Object.assign(view, { width, scale });
     renew(view);
@@ -221,6 +226,17 @@ function onResize(view) {
   observer.observe(view.figure);
   resize();
   return () => observer.disconnect();
+}
+
+// Lets the words around a picture be as much larger as the reader has made the browser's text;
+// gives how much that is.
+function enlargeText(figure) {
+  const probe = element("span", { style: "font-size:medium" });
+  figure.append(probe);
+  const larger = Math.max(1, parseFloat(getComputedStyle(probe).fontSize) / MEDIUM);
+  probe.remove();
+  figure.style.fontSize = larger > 1 ? `${style.size * larger}px` : "";
+  return larger;
 }
 
 // How much larger a picture is drawn so that it fills a screen that is `room` wide: as much as its

@@ -62,7 +62,8 @@ function guessControls({ choices, unit }, keep) {
     return { open: true };
   };
   const label = `Your guess${unit ? ` (${unit})` : ""}`;
-  const entry = { kind: "entry", name: "mine", label, action: "Enter", given, enter };
+  const ask = { kind: "entry", name: "mine", label, action: "Enter", isNumber: true };
+  const entry = { ...ask, given, enter, wrong: (state) => state.wrong };
   const button = (label, press) => ({ kind: "button", label, press });
   const ways = choices.length ? choices.map((one) => button(one, () => done(one))) : [entry];
   return [
@@ -109,12 +110,12 @@ function accent(height, fill, about) {
   return boxMark(0, 0, 4, height, { fill, about, id: "all" });
 }
 
-function layQuestion({ question, hint, unit }, { tries, open, wrong }, width) {
+function layQuestion({ question, hint, unit }, { tries, open }, width) {
   const texts = open ? [[question, style.ink], [hint, style.faint]] : [[question, style.ink]];
   const { marks, y } = layTexts(texts, width);
   const own = tries.length ? `Your guess is ${inUnits(tries.at(-1), unit)}. Now read on.` : "";
   const about = open ? `${question}\n${hint}` : question;
-  const status = wrong || (open ? "" : own);
+  const status = open ? "" : own;
   return { marks: [accent(y, ASKED_COLOUR, about), ...marks], height: y, status };
 }
 

@@ -20,13 +20,14 @@ const MEMORY_EDGE = 14, MEMORY_TOP = 4, MEMORY_GAP = 10; // px
 export function picture(data) {
   const { tick, span } = data, stacks = namedStacks(data), zoom = zoomable(span, "at");
   const time = (ticks) => amount(ticks * tick, "s");
+  const range = { min: 0, max: span, seconds: 8 };
   return {
     title: `Memory, ${data.source}`,
     summary: data.summary,
     state: { ...zoom.state, at: 0 },
     moving: ["at"],
     controls: [
-      { kind: "player", name: "at", label: "Time", min: 0, max: span, seconds: 8, show: time },
+      { kind: "player", name: "at", label: "Time", ...range, show: time, zoomed: zoom.zoomed },
       ...zoom.controls,
     ],
     layout: (state, width) => layMemory(data, stacks, state, width),

@@ -2,6 +2,8 @@
 import { describe } from "./mark_rows.js";
 import { markAt } from "./paint.js";
 
+const TALLEST_ROW = 48, BESIDE_ROW = 5, UNDER_POINTER = 16; // px
+
 // Gives the outline around the mark that the keyboard is at.
 export function outlineOf(mark) {
   if (mark.kind !== "box") {
@@ -147,7 +149,19 @@ export function followTip(view) {
   if (tip.textContent !== text) tip.textContent = text;
   const room = stage.clientWidth - tip.offsetWidth - 4;
   tip.style.left = `${Math.max(0, Math.min(at.x * scale + 14, room))}px`;
-  tip.style.top = `${at.y * scale + 16}px`;
+  tip.style.top = `${tipTop(view, mark, at)}px`;
+}
+
+// Where a tooltip begins: below the row of a bar, or above it where it would be cut off below; of
+// what is taller than a row, or no bar, below the pointer.
+function tipTop({ figure, scale, nodes: { tip, stage } }, mark, at) {
+  const isBar = mark.kind === "box" && mark.h <= TALLEST_ROW, tall = tip.offsetHeight;
+  const row = isBar ? mark : { y: at.y, h: 0 }, under = (row.y + row.h) * scale;
+  const gap = isBar ? BESIDE_ROW : UNDER_POINTER;
+  const { top } = stage.getBoundingClientRect(), frame = figure.getBoundingClientRect();
+  const end = Math.min(frame.bottom, document.documentElement.clientHeight) - top;
+  const over = row.y * scale - gap - tall, start = Math.max(frame.top, 0) - top;
+  return under + gap + tall > end && over >= start ? over : under + gap;
 }
 
 function pointOf({ nodes, scale }, event) {

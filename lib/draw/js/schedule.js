@@ -42,7 +42,7 @@ export function picture(gathered) {
   const given = gathered.rows && readSchedule(gathered.rows, gathered.name);
   const begun = gathered.start && readSchedule(gathered.start, "the start");
   const data = { ...gathered, given, begun };
-  const shown = { makespan: 0 }; // of what the last layout showed
+  const shown = { run: { makespan: 0, starts: [], ends: [] }, end: 0 }; // what, and until when
   const { kind, ranks, microbatches, chunks, values, link } = data;
   const settings = { kind, ranks, microbatches, chunks, ...values, link };
   const zoom = zoomable(WHOLE_TIME), drag = scheduleDrag(data, zoom.drag);
@@ -54,12 +54,15 @@ export function picture(gathered) {
     controls: [
       ...(data.isExercise ? [] : settingControls(data)),
       ...editControls(data),
-      headControl(data, shown),
+      headControl(data, shown, zoom.zoomed),
       ...zoom.controls,
     ],
     layout(s, width) {
       const laid = laySchedule(data, s, width);
-      if (laid.run) shown.makespan = laid.run.makespan;
+      if (laid.run) {
+        const end = (WHOLE_TIME * laid.run.makespan) / laid.place.span;
+        Object.assign(shown, { run: laid.run, end });
+      }
       return laid;
     },
     numbers: (s, laid) => laid.run && scheduleRows(laid, data.unit),
@@ -181,10 +184,12 @@ function copySchedule(data, s) {
     : 'Not copied: its text stands under "In words".';
 }
 
-function headControl({ unit }, shown) {
-  const show = (now) => figureText(now * shown.makespan, unit);
+function headControl({ unit }, shown, { share, follow }) {
+  const show = (now) => figureText(now * shown.run.makespan, unit);
   const range = { min: 0, max: 1, step: 0.002, seconds: 12 };
-  return { kind: "player", name: "now", label: "Time", ...range, show };
+  const zoomed = { share, follow: (s, now) => follow(s, now * shown.end) };
+  const moments = () => [...shown.run.starts, ...shown.run.ends].map((t) => t / shown.run.makespan);
+  return { kind: "player", name: "now", label: "Time", ...range, show, zoomed, moments };
 }
 
 // A ring around the bar that was picked or is dragged.

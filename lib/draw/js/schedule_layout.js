@@ -28,7 +28,7 @@ export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 
   const span = Math.max(run.makespan, par || 0) || 1, [begin, until] = shares.map((s) => s * span);
   const pixels = (right - left) / (until - begin), zero = left - begin * pixels;
   const keptTop = isNarrow ? bottom + 3 * style.line + 10 : top;
-  Object.assign(place, { top, bottom, pixels, zero, limit, isNarrow, step });
+  Object.assign(place, { top, bottom, pixels, zero, limit, isNarrow, step, span });
   Object.assign(kept, { top: keptTop, bottom: keptTop + schedule.rows.length * step });
   const levels = levelsOf(schedule);
   const bars = layBars(schedule, run, levels, place, unit), marks = [...stats.marks, ...bars];

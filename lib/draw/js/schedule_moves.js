@@ -1,5 +1,6 @@
 // Moving the bars of a schedule, by keys and by dragging. `laid` is what the layout gave, with the
 // schedule and its run; `s` is the state of the controls.
+import { describe } from "./mark_rows.js";
 import { editedSchedule, editsOf, signatureOf } from "./schedule_settings.js";
 import { cellsOf, cellText } from "./schedules.js";
 
@@ -33,13 +34,21 @@ export function undoMove(s) {
   return { edits: editsOf(s).slice(0, -1), message: "Taken back." };
 }
 
+// Tells who would move what is no bar what is there instead.
+function refusedMove(s, mark) {
+  const there = mark ? `${describe(mark)}. ` : "";
+  const message = `${there}Only bars move: go to one with the arrow keys first.`;
+  return { edits: editsOf(s), of: signatureOf(s), message };
+}
+
 // Gives what a key changes: [ and ] move the bar that the keyboard is at, or that was picked; u
 // takes the last move back.
 export function moveByKey(key, s, laid, mark, isShift) {
   const steps = { "[": -1, "]": 1, ...(isShift ? { ArrowLeft: -1, ArrowRight: 1 } : {}) };
   if (key === "u" && editsOf(s).length) return undoMove(s);
-  const cell = key in steps && findCell(laid, mark ? mark.id : s.picked);
-  if (!cell) return null;
+  if (!(key in steps)) return null;
+  const cell = findCell(laid, mark ? mark.id : s.picked);
+  if (!cell) return key.length === 1 && laid.run ? refusedMove(s, mark) : null;
   return moveCell(s, laid, cell.rank, cell.from, cell.from + steps[key]) || {};
 }
 

@@ -12,6 +12,23 @@ const FOOTER_RULES = `
 .mrom-ask{display:inline-flex;flex-wrap:wrap;gap:4px 12px;align-items:center}
 .mrom.mrom-full{position:fixed;inset:0;z-index:9999;max-width:none;border-radius:0;overflow:auto}`;
 
+const ENTRY_RULES = `
+.mrom-controls form:has(.mrom-wrong:not(:empty)){width:100%}
+.mrom-wrong{flex:1 1 200px}
+.mrom-wrong:empty{display:none}
+.mrom input[aria-invalid]{border:2px solid var(--wrong)}`;
+
+// On a phone: sliders in two columns, and that of a player on a line of its own.
+const NARROW_RULES = `
+.mrom-narrow .mrom-controls>.mrom-slider{flex:1 1 calc(50% - 9px)}
+.mrom-narrow .mrom-controls form label{flex:1 1 150px;min-width:0}
+.mrom-narrow .mrom-controls form input{flex:1;min-width:0}
+.mrom-narrow .mrom-wrong{flex-basis:100%}
+.mrom-narrow .mrom-player{display:flex;flex-wrap:wrap;width:100%}
+.mrom-narrow .mrom-player label{display:contents}
+.mrom-narrow .mrom-player output{min-width:0;margin-left:auto}
+.mrom-narrow .mrom-player input[type=range]{order:1;width:100%}`;
+
 // Adds the stylesheet to the page, or to the shadow root, that holds a node; once.
 export function addStylesheet(el) {
   const root = el.getRootNode() instanceof ShadowRoot ? el.getRootNode() : document.head;
@@ -20,7 +37,7 @@ export function addStylesheet(el) {
   sheet.id = "mrom-stylesheet";
   const shades = (i) =>
     ["paper", "ink", "faint", "grid"].map((name) => `--${name}:${style[name][i]}`).join(";") +
-    `;--link:${style.compute.forward[i]}`;
+    `;--link:${style.compute.forward[i]};--wrong:${style.comm.all_reduce[i]}`;
   sheet.textContent = `
 .mrom{${shades(0)};box-sizing:border-box;margin:0;padding:${PADDING}px;border-radius:6px;
   max-width:${1200 + 2 * PADDING}px;background:var(--paper);color:var(--ink);color-scheme:light;
@@ -47,9 +64,10 @@ export function addStylesheet(el) {
 .mrom button:disabled,.mrom input:disabled{opacity:.55;cursor:default}
 .mrom .mrom-play{min-width:64px}
 .mrom input[type=range]{width:140px;min-width:48px;accent-color:var(--link);margin:0;
-  min-height:24px}
+  min-height:28px}
 .mrom input[type=checkbox]{width:16px;height:16px;accent-color:var(--link);margin:0}
 .mrom output{min-width:48px;white-space:nowrap;font-variant-numeric:tabular-nums}
+${ENTRY_RULES}${NARROW_RULES}
 .mrom :focus-visible{outline:2px solid var(--link);outline-offset:2px}
 .mrom-stage{position:relative;touch-action:pan-y}
 .mrom-stage~.mrom-controls{margin:10px 0 2px 16px}
@@ -67,7 +85,7 @@ export function addStylesheet(el) {
 ${FOOTER_RULES}
 .mrom-summary pre{margin:4px 0 0;padding:0;overflow-x:auto;background:none;border:0;
   color:var(--ink);
-  font:12px/1.5 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre}
+  font:.923em/1.5 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre}
 `;
   root.append(sheet);
 }

@@ -11,14 +11,14 @@ const PATH = "What the end waited for (critical path)";
 
 // Makes the picture of a timeline from what lib/draw/timeline.py gathers.
 export function picture(data) {
-  const timeline = readTimeline(data), { span, time } = timeline, zoom = zoomable(span, "at");
+  const timeline = readTimeline(data), zoom = zoomable(timeline.span, "at");
   return {
     title: `Timeline, ${timeline.runs[0].source}`,
     summary: data.summary,
     state: { ...zoom.state, at: 0, bubble: false, path: false },
     moving: ["at"],
     controls: [
-      { kind: "player", name: "at", label: "Time", min: 0, max: span, seconds: 8, show: time },
+      timePlayer(timeline, zoom),
       ...zoom.controls,
       { kind: "toggle", name: "bubble", label: "Idle time (bubble)" },
       ...(timeline.steps ? [{ kind: "toggle", name: "path", label: PATH }] : []),
@@ -36,6 +36,11 @@ export function picture(data) {
     key: zoom.key,
     drag: zoom.drag,
   };
+}
+
+function timePlayer({ span, time, runs: [run] }, { zoomed }) {
+  const moments = () => [...run.start, ...run.end], range = { min: 0, max: span, seconds: 8 };
+  return { kind: "player", name: "at", label: "Time", ...range, show: time, zoomed, moments };
 }
 
 // What is true of the whole time, as far as it is shown.

@@ -4,8 +4,9 @@ import { lineMark } from "./marks.js";
 
 const MOST_ZOOM = 20000; // times
 
-// Gives what a picture needs to zoom a clock from 0 to `total`: {state, controls, wheel, key,
-// drag}; `head` names the state that a click, or dragging the axis, sets to a moment.
+// Gives what a picture needs to zoom a clock from 0 to `total`: {state, controls, wheel, key, drag,
+// zoomed}; `head` names the state that a click, or dragging the axis, sets to a moment. `zoomed` is
+// for its player: the share of the time that is shown, and the window that shows a moment.
 export function zoomable(total, head = null) {
   const range = zoomRange(total, head), isWhole = (state) => state.to - state.from >= total;
   const isClosest = (state) => state.to - state.from <= range.least;
@@ -31,6 +32,7 @@ export function zoomable(total, head = null) {
       return keys[(isShift && shifted[key]) || key]?.(state, place);
     },
     drag: zoomDrag(range, head),
+    zoomed: { share: ({ from, to }) => (to - from) / total, follow: range.follow },
   };
 }
 
@@ -57,6 +59,11 @@ function zoomRange(total, head) {
     shift(state, share) {
       const long = state.to - state.from;
       return fit(state.from + share * long, long);
+    },
+    // A moment outside of the window turns it as a page.
+    follow({ from, to }, moment) {
+      if (moment >= from && moment <= to) return {};
+      return fit(moment - (to - from) * (moment < from ? 0.5 : 0.1), to - from);
     },
     moment(at, state, { clip }) {
       const time = state.from + ((at.x - clip.x) / clip.w) * (state.to - state.from);
