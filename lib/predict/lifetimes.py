@@ -190,18 +190,24 @@ def _attention(shape: GPTShape, rows: int, s: int, wide: float) -> list[Passes]:
     both += [Effect(born=qkv, freed=qkv)] * (shape.kv_heads > 1 < s)
     return [
         Passes([Effect(born=d)] * copied, both),
-        *([_rotation(shape, d, keys, s)] if turned else []),
+        *([_rotation(shape, d, keys, s, wide)] if turned else []),
         Passes([Effect(saved=saved, born=result, kept=result)],
                [Effect(born=gradients, freed=d, released=saved + result)]),
     ]  # fmt: skip
 
 
-def _rotation(shape: GPTShape, q: int, keys: int, s: int) -> Passes:
-    """Keep cos and sin [S, K] of the angles, which lie in as many bytes as other numbers."""
+def _rotation(shape: GPTShape, q: int, keys: int, s: int, wide: float) -> Passes:
+    """Keep cos and sin [S, K] of the angles, which are computed in numbers `wide` times as long."""
     k, angles = shape.head_size, s * shape.head_size
-    made = [Effect(born=k / 2), Effect(born=s), Effect(born=k / 2), Effect(born=k, freed=k / 2)]
-    made += [Effect(born=angles, freed=k), Effect(born=angles)]
-    made.append(Effect(born=angles, freed=s + k / 2 + angles))
+    long, half = wide * angles, wide * k / 2
+    made = [Effect(born=half), Effect(born=wide * s), Effect(born=half)]
+    made += [Effect(born=2 * half, freed=half), Effect(born=long, freed=2 * half)]
+    of_all = wide * s + half + long  # these die when both are there
+    if wide > 1:
+        made += [Effect(born=long), Effect(born=angles, freed=long)]
+        made += [Effect(born=long), Effect(born=angles, freed=long + of_all)]
+    else:
+        made += [Effect(born=long), Effect(born=long, freed=of_all)]
 
     def turn(n: int, angles: int, name: str) -> list[Effect]:
         """Multiply, roll, multiply, add: backward needs x's gradient until the second product."""

@@ -26,14 +26,15 @@ DROPPED = GPTShape(50, 12, 24, heads=3, layers=2, dropout=0.1)
 
 def played(shape, batch, itemsize=4):
     """The most activations and the most "other" of a step, and what is left of both."""
-    blocks, loss = lifetimes.effects(shape, batch, None, itemsize), lifetimes.loss(shape, batch)
+    size = shape, batch, None, itemsize
+    blocks, loss = lifetimes.effects(*size), lifetimes.loss(*size)
     names = {p.name: p.numel * itemsize for p in shape.parameters}
     operations = [op for block in reversed(step.passes(shape, batch)) for op in block.backward]
     ready = [sum(names[name] for name in op.ready) for op in operations]
     there = [effect for block in blocks for effect in block.forward] + loss.forward
     back = [effect for block in reversed(blocks) for effect in block.backward]
     kept = other = most_kept = most_other = 0
-    both = zip(chain([lifetimes.inputs(shape, batch)], there, loss.backward, back, loss.end),
+    both = zip(chain([lifetimes.inputs(*size, itemsize)], there, loss.backward, back, loss.end),
                [0] * (1 + len(there) + len(loss.backward)) + ready + [0], strict=True)  # fmt: skip
     for effect, gradients in both:
         kept, other = kept + effect.saved, other - effect.saved + effect.born
@@ -45,15 +46,15 @@ def played(shape, batch, itemsize=4):
     return most_kept, most_other, kept, other
 
 
-def recorded(shape, batch):
+def recorded(shape, batch, dtype=torch.float32):
     """The most bytes of both kinds that a step of the plain model holds."""
     if isinstance(shape, GPTShape):
         model, loss = GPT(shape), next_token_loss
         x, y = (torch.zeros(batch, shape.sequence, dtype=torch.long) for _ in range(2))
     else:
         model, loss = MLP(shape), mean_squares
-        x, y = (torch.ones(batch, shape.widths[at]) for at in (0, -1))
-    with Memory(model) as counted:
+        x, y = (torch.ones(batch, shape.widths[at], dtype=dtype) for at in (0, -1))
+    with Memory(model.to(dtype)) as counted:
         loss(model(x), y).backward()
     most = {kind: max(row.bytes for row in counted.rows if row.op == kind)
             for kind in ("activations", "other")}  # fmt: skip
@@ -64,6 +65,13 @@ def recorded(shape, batch):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_step_holds_what_is_recorded(shape, batch):
     assert played(shape, batch) == recorded(shape, batch)
+
+
+@pytest.mark.parametrize("shape", EXACT, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_so_does_a_step_in_numbers_of_2_bytes(shape, batch):
+    """Statistics of the softmax have 4 bytes then, as angles have while they are computed."""
+    assert played(shape, batch, 2) == recorded(shape, batch, torch.bfloat16)
 
 
 @pytest.mark.parametrize("shape", [*EXACT, DROPPED], ids=str)
