@@ -32,6 +32,12 @@ predict = Numbers(
         "devices": sum(size for _, size in dp_step.exchanges(SHAPE, 16 * 64 * 8, 16)),
     },
     kinds={"sent": "sent bytes", "devices": "bytes"},
+    mistakes={
+        "first_step": {
+            len(exchanges(SHAPE, 2, BUCKET)): "That is the third step. How many buckets are there "
+            "before the order of the gradients is known?"
+        }
+    },
     ranks=4,
     hints=(
         "Before the first backward nobody knows in which order the gradients will be ready, so "
