@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from lib.course.checks.arguments import name_of
 from lib.course.checks.difference import difference
@@ -71,7 +72,9 @@ def _forward_and_backward(attempt, x, shard, dy):
     y = attempt.apply(x, shard)
     if y is None or y is ...:
         return None
-    with span("backward"):
+    whole = dist.get_world_size() * shard.numel()
+    left = (v for v in vars(y.grad_fn).values() if isinstance(v, torch.Tensor))  # on ctx
+    with span("kept" if any(tensor.numel() == whole for tensor in left) else "backward"):
         y.backward(dy)
     return [y.detach(), x.grad, shard.grad]
 
@@ -86,15 +89,16 @@ class _Linear(Exercise):
         return super().check(run, world)
 
     def _scored(self, ledger, world, inputs) -> Verdict:
-        parts = ledger.where(rank=0, op="backward")  # waits cut the span into rows
+        kept = list(ledger.where(rank=0, op="kept"))  # backward too, with whole weights on `ctx`
+        parts = kept or ledger.where(rank=0, op="backward")  # waits cut the span into rows
         backward = min(row.start for row in parts)
         comm = list(ledger.where(rank=0, lane="comm"))
         rows = [row.op for row in comm]
         gathers, reduces = rows.count("all_gather"), rows.count("reduce_scatter")
         late = sum(row.op == "all_gather" and row.start >= backward for row in comm)
-        if (gathers, late, reduces, len(rows)) == (2, 1, 1, 3):
+        if not kept and (gathers, late, reduces, len(rows)) == (2, 1, 1, 3):
             return Verdict(True, "Solved with two gathers and one reduce-scatter.")
-        if gathers and not late:
+        if kept or (gathers and not late):
             return self._not_yet(
                 "The numbers are right, but the whole weights were kept from forward to backward. "
                 "Save x and the shard, and gather again in backward."

@@ -54,10 +54,8 @@ def gather(shard):
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard):
-        whole = gather(shard)
         ctx.save_for_backward(x, shard)
-        ctx.kept = whole
-        return x @ whole.T
+        return x @ gather(shard).T
 
     @staticmethod
     def backward(ctx, dy):
@@ -67,7 +65,17 @@ class Linear(torch.autograd.Function):
         return dy @ gather(shard), part
 
 
-class Keeps(Linear):
+class KeepsForNothing(Linear):
+    """Keeps the whole weights, and gathers them again."""
+
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.save_for_backward(x, shard)
+        ctx.kept = gather(shard)
+        return x @ ctx.kept.T
+
+
+class Keeps(KeepsForNothing):
     @staticmethod
     def backward(ctx, dy):
         x, shard = ctx.saved_tensors
@@ -117,6 +125,8 @@ def test_weights_that_are_kept_and_a_forgotten_division_are_found(world):
     assert not kept.solved and "the whole weights were kept" in kept.text
     twice = chapter.write.check(KeepsAndGathers, world)
     assert not twice.solved and "the whole weights were kept" in twice.text
+    unused = chapter.write.check(KeepsForNothing, world)
+    assert not unused.solved and "the whole weights were kept" in unused.text
     late = chapter.write.check(GathersLate, world)
     assert not late.solved and "are enough" in late.text
     wrong = chapter.write.check(Sums, world)

@@ -54,7 +54,11 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "66048 are out of bounds" in shown(notebook, "class Forgets")
     assert "It is 2 gathers." in shown(notebook, "waiting.reveal")
     assert "It is 6 times." in shown(notebook, "coarse.reveal")
-    assert "there twice: six times as much" in text_of(notebook)
+    assert "3 × 8 layers instead of 4, six times as much" in text_of(notebook)
+    chain = lessons.LARGE
+    step = fsdp_step(chain, [lessons.ROWS] * slow_chain.RANKS, slow_chain.speeds())
+    usual = 1e6 * slow_chain.unit_times(step)[1][3]
+    assert f"computes for {usual:.0f} µs: two products (278 µs)" in text_of(notebook)
     own = shown(notebook, "same gradients")
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()
