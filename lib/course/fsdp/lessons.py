@@ -196,7 +196,7 @@ def memory_by_stage(runs: list[Ledger], shape: GPTShape) -> dict[str, Ledger]:
     """Return the memory of rank 0 in a recorded step of each stage, and the last one predicted."""
     steps = {f"stage {n}": memory_of_rank_0(run) for n, run in enumerate(runs)}
     name, recorded = list(steps.items())[-1]
-    return steps | {f"{name}, predicted": predicted_memory(shape, 2, recorded)}
+    return steps | {f"{name} by fsdp_step": predicted_memory(shape, 2, recorded)}
 
 
 def predicted_memory(shape: GPTShape, samples: int, recorded: Ledger) -> Ledger:

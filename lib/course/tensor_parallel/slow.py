@@ -10,7 +10,7 @@ from lib.ledger import Ledger, Row
 from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
 from lib.predict.larger import Larger
 from lib.predict.shape import GPTShape
-from lib.predict.tensor.step import SUM, SUM_OF_KEYS, WAIT, passes, tensor_parallel_step
+from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks import World, span
 from lib.ranks.slow_motion import SlowMotion
 from lib.single import GPT
@@ -77,7 +77,7 @@ def in_phases(predicted: Ledger) -> Ledger:
     for phase, operations in phases.items():
         block = []
         for name in [*(op.name for op in operations), WAIT]:
-            if name not in (SUM, SUM_OF_KEYS, WAIT):
+            if name not in (SUM, WAIT):
                 block.append(next(computed))
             elif name == WAIT and block:
                 rows.append(Row(0, "compute", phase, block[0].start, block[-1].end))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.distributed import fsdp as pytorch
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lib.course.fsdp import lessons, published, slow_chain
 from lib.course.fsdp.cover import IMAGE, without_and_with
@@ -55,6 +56,13 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "It is 2 gathers." in shown(notebook, "waiting.reveal")
     assert "It is 6 times." in shown(notebook, "coarse.reveal")
     assert "3 × 8 layers instead of 4, six times as much" in text_of(notebook)
+    assert "weights first, and the charts count no copy: four times" in text_of(notebook)
+    theirs = inspect.getsource(FSDPParamGroup.post_backward)
+    assert theirs.index("self.reshard()") < theirs.index("foreach_reduce(")
+    link = {"ranks": 4, "alpha": 0.0, "bandwidth": 1e9}
+    held = [max(whole + gradients for _, whole, gradients in play_units(*sizes, **link).held)
+            for sizes in ([[1] * 8] * 3, [[8]] * 3)]  # fmt: skip
+    assert held[1] / held[0] == 4
     chain = lessons.LARGE
     step = fsdp_step(chain, [lessons.ROWS] * slow_chain.RANKS, slow_chain.speeds())
     usual = 1e6 * slow_chain.unit_times(step)[1][3]

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, reduce
 from statistics import mean
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as pytorchs
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.checkpoint import create_selective_checkpoint_contexts, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.course.recomputation import gist, lessons
@@ -91,6 +91,34 @@ def test_a_plan_needs_less_than_any_k_even_if_everything_runs_again(text):
     assert not any(isinstance(part, int) for part in plan) and len(plan[0]) > len(plan[-1])
     every_k = [use_of(every(len(costs), k), costs).peak for k in range(1, 35)]
     assert least < 0.9 * min(every_k)
+
+
+def test_a_kept_bmm_keeps_the_scores_and_kept_bytes_does_not_see_it(text):
+    aten, inputs = torch.ops.aten, lessons.batch()[0]
+    made = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            result = operation(*args, **kwargs or {})
+            if operation is aten.bmm.default:
+                made.append(result.shape[-2:])
+            return result
+
+    def kept(operations):
+        contexts = partial(create_selective_checkpoint_contexts, operations)
+        model, x = lessons.gpt(), inputs
+        options = {"use_reentrant": False, "context_fn": contexts}
+        chain = nn.Sequential(*model.blocks.values())
+        chain.forward = lambda x: reduce(lambda x, block: pytorchs(block, x, **options), chain, x)
+        return kept_bytes(chain, x)
+
+    with Products():
+        lessons.gpt()(inputs)
+    assert (inputs.shape[1],) * 2 in made  # a head's scores [S, S]
+    few = [aten.mm.default, aten.addmm.default]
+    assert kept(few) == kept([*few, aten.bmm.default])
+    assert "`kept_bytes` does not count them" in text
+    assert "Leave out `bmm` if attention is not one kernel: it would keep the scores" in text
 
 
 def test_a_pipelines_checkpoints(text):

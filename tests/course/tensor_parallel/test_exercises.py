@@ -303,7 +303,7 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01)
     assert f"halve the prediction, from {last[4]:,} to {ours[4]:,}" in text
     assert "we predict 28 %; the playbook measured 43 %" in text
-    for gbs, rate in ((44.5, "957"), (219, "3,747")):
+    for gbs, rate in ((44.5, "957"), (219, "3,747")):  # the band in pp_comm_bandwidth.html
         links = {2: MEASURED_BANDWIDTH[8], 32: gbs * 1e9}
         measured = 2, throughput.ULTRA_SCALE[2]
         rates = throughput.tokens_per_second(throughput.ULTRA_SCALE_SHAPE, links, measured)

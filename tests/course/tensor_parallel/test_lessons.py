@@ -8,9 +8,10 @@ from lib.course.tensor_parallel.stranger import Stranger
 from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
-from lib.predict.tensor.step import tensor_parallel_step
+from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks.memory import Memory
 from tests.course.machine import Machine
+from tests.course.stored_chapter import stored_chapter, text_of
 
 SHAPE = GPTShape(width=32, heads=4, layers=2, sequence=16)
 NOISY = GPTShape(width=16, heads=4, layers=1, sequence=8, dropout=0.1)
@@ -92,6 +93,20 @@ def test_a_step_in_slow_motion_has_the_order_and_bytes_of_the_prediction(capsys)
     assert list(recorded.ranks) == [0]
     wide, thin = 6 * 4096 * 8192 * 2, 4096 * (2 + 2 * 4)  # bfloat16, but the loss's sums
     assert sum(row.bytes for row in recorded.where(lane="comm")) == wide + thin
+
+
+def test_what_the_sums_of_a_layers_forward_are_to_its_other_operations():
+    text, rates = text_of(stored_chapter("04-tensor-parallel")), speeds("H100", "NVLink4")
+    _, layer, *_ = passes(slow.LARGE, slow.RANKS, 1, itemsize=slow.BFLOAT16)
+    sums, computed = 0.0, 0.0
+    for name, flop, numbers, _ in layer.forward:
+        nbytes = round(numbers * slow.BFLOAT16)
+        if name == SUM:
+            sums += rates.moving("all_reduce", slow.RANKS, nbytes)
+        elif name != WAIT:
+            computed += rates.compute(flop, nbytes)
+    share = round(100 * sums / computed)
+    assert f"(27 % of a layer's products, {share} % with norms, GELU and scores)" in text
 
 
 def test_more_is_exposed_on_a_slower_link():
