@@ -67,6 +67,8 @@ def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
     [
         (["cell", "p"], "The text that follows is covered too."),
         (["cell", "h2", "p"], None),
+        (["cell", "hr", "p"], None),
+        (["cell", "p", "hr", "p"], "The text that follows is covered too."),
         (["cell", "cell"], None),
         (["jp-Cell", "jp-MarkdownCell"], "The text that follows is covered too."),
         (["jp-Cell", "jp-CodeCell"], None),
@@ -81,7 +83,7 @@ def test_the_picture_says_only_what_it_covers(asked, around, says):
         """names => {
             const figure = document.querySelectorAll("figure.mrom")[1];
             const make = (name, ...inside) => {
-                const node = document.createElement(/^(p|h2)$/.test(name) ? name : "div");
+                const node = document.createElement(/^(p|h2|hr)$/.test(name) ? name : "div");
                 node.className = name.startsWith("jp-") ? `jp-Cell ${name}` : name;
                 node.append(...inside);
                 return node;

@@ -67,6 +67,7 @@ def test_the_number_stands_above_its_bits_as_its_fields_give_it(number, format, 
 
 def test_subnormals_and_specials_are_named_in_the_legend():
     assert "exponent 0, read as 1: subnormal, 2⁻¹⁴" in texts(bits(3e-7))
+    assert "exponent 0: zero" in texts(bits(1e-8)), "0 is not a subnormal number"
     assert {"exponent all ones", "mantissa 0: infinity"} <= set(texts(bits(1e9, "fp16", None)))
     assert "mantissa all ones: NaN" in texts(bits(500, "e4m3", None))
     assert "mantissa not 0: NaN" in texts(bits(math.nan, "fp16", None))

@@ -100,8 +100,8 @@ def products(terms: int) -> str:
         lines.append(f"{name:<16}{100 * error:>9.4f} %")
     blocks = zip(a.split(128, dim=1), b.split(128), strict=True)
     for name, product in (
-        ("14 bits, cut off", cut_off(a, b, 14)),
-        ("in blocks of 128", sum(cut_off(*pair, 14) for pair in blocks)),
+        ("cut off", cut_off(a, b, 14)),
+        ("cut off, blocks", sum(cut_off(*pair, 14) for pair in blocks)),
     ):
         lines.append(f"{name:<16}{100 * relative_error(product, a, b):>9.4f} %")
     return "\n".join(lines)

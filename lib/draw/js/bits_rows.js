@@ -76,9 +76,11 @@ function fieldsInWords(format, code) {
   const { mantissa, bias, signed } = format, isSpecial = magnitude > largestCode(format);
   const words = signed ? [["sign", sign ? "sign −" : "sign +"]] : [];
   const power = Math.max(exponent, mantissa ? 1 : 0) - bias;
-  const isSubnormal = !exponent && mantissa;
+  const isSubnormal = !exponent && mantissa, isZero = isSubnormal && !fraction;
   const shown = isSpecial
     ? "all ones"
+    : isZero
+    ? "0: zero"
     : isSubnormal
     ? `0, read as 1: subnormal, ${powerText(power)}`
     : `${exponent} − ${bias}: ${powerText(power)}`;

@@ -1,13 +1,13 @@
-// What a cell shows below a picture that covers an answer, and the text up to the next cell or
-// heading, which goes on from it: both may tell the answer, so they are hidden for as long, and the
-// picture says so. Errors stay, and so does everything on paper.
+// What a cell shows below a picture that covers an answer, and the text up to the next cell,
+// heading or rule (*** in Markdown), which goes on from it: both may tell the answer, so they are
+// hidden for as long, and the picture says so. Errors stay, and so does everything on paper.
 import { element } from "./controls.js";
 
 // Outputs of a cell are siblings, in JupyterLab and in the book.
 const OUTPUT = ".jp-OutputArea-child, .cell_output > *";
 const CELL = ".jp-Cell, .cell";
 const ON_PAPER = ".picture-printed"; // the book's stills, which screens never show
-const HEADING = ":is(h1,h2,h3,h4,h5,h6)";
+const END = ":is(h1,h2,h3,h4,h5,h6,hr)"; // where the text no longer goes on from the answer
 const ERRORS = ["error", "stderr"]
   .map((name) => `[data-mime-type="application/vnd.jupyter.${name}"]`).join();
 // JupyterLab draws text again when it likes, so a selector finds it there: that of the next cell.
@@ -15,7 +15,7 @@ const ERRORS = ["error", "stderr"]
 const LAB = ".jp-Cell:has([data-mrom-covers])+.jp-MarkdownCell .jp-RenderedMarkdown";
 const HIDDEN = [
   `[data-mrom-covers]~:not(:has(${ERRORS}))`,
-  `${LAB}>:not(${HEADING},${HEADING}~*)`,
+  `${LAB}>:not(${END},${END}~*)`,
   "[data-mrom-covered]",
 ].join();
 const RULE = `@media screen{${HIDDEN}{display:none!important}}`;
@@ -69,14 +69,14 @@ function covered(output) {
 function hasText(output) {
   const next = output.closest(".jp-Cell")?.nextElementSibling;
   const first = next?.matches(".jp-MarkdownCell") && next.querySelector(".jp-RenderedMarkdown > *");
-  return first ? !first.matches(HEADING) : textAfter(output.closest(".cell")).length > 0;
+  return first ? !first.matches(END) : textAfter(output.closest(".cell")).length > 0;
 }
 
-// The elements after a cell of the book, up to the next cell, heading or section.
+// The elements after a cell of the book, up to the next cell, heading, rule or section.
 function textAfter(cell) {
   const all = [];
   let node = cell?.nextElementSibling;
-  while (node && !node.matches(`${CELL}, section, ${HEADING}`)) {
+  while (node && !node.matches(`${CELL}, section, ${END}`)) {
     all.push(node);
     node = node.nextElementSibling;
   }
