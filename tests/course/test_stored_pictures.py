@@ -1,10 +1,14 @@
 """A stored picture is of the code above it: nbval compares its text form, which has no caption."""
 
+import json
+import re
+
 import nbformat
 import pytest
 
 from lib.course.tools.book import ROOT
-from lib.course.tools.widgets import untold
+from lib.course.tools.widgets import states, untold
+from lib.draw.parts import javascript
 
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
 
@@ -21,3 +25,52 @@ def test_a_caption_of_other_code_is_found():
     )
     cell.source = cell.source.replace("ranks are hypothetical", "ranks are not measured")
     assert untold(notebook) == [(cell.id, "Values above 8 ranks are not measured.")]
+
+
+# What a picture says of its own recording: shares of time, and how long all of it took.
+SHARES = re.compile(r"([\d.]+)% recorded, ([\d.]+)% predicted")
+TIMES = re.compile(r"Slow motion ([\d.]+) (\S+), predicted ([\d.]+) (\S+):")
+SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def disturbed(words: str) -> list[str]:
+    """Give what a picture of slow motion says of itself that is far from its prediction."""
+    found = []
+    for match in SHARES.finditer(words):
+        recorded, predicted = map(float, match.groups())
+        found += [match[0]] if abs(recorded - predicted) > 2 else []
+    for match in TIMES.finditer(words):
+        recorded, predicted = (float(match[n]) * SECONDS[match[n + 1]] for n in (1, 3))
+        found += [match[0]] if abs(recorded / predicted - 1) > 0.05 else []
+    return found
+
+
+def words_of_pictures(path):
+    """Give the heading and the caption of every picture that a chapter stores."""
+    for model in states(nbformat.read(path, as_version=4)).values():
+        data = model["state"].get("data") or {}
+        if "packed" in data:
+            data = json.loads(javascript.inflated(data["packed"]))
+        if isinstance(data, dict):
+            yield f"{data.get('heading', '')} {data.get('caption', '')}"
+
+
+def test_stored_recordings_were_made_while_nothing_else_ran():
+    """A recording that another program disturbed shows waiting that its text cannot explain."""
+    words = [(path.stem, text) for path in CHAPTERS for text in words_of_pictures(path)]
+    told = [text for _, text in words if SHARES.search(text) or TIMES.search(text)]
+    assert len(told) >= 7, "there is something to compare"
+    assert [(name, disturbed(text)) for name, text in words if disturbed(text)] == []
+
+
+@pytest.mark.parametrize(
+    "words, count",
+    [
+        ("Idle share: 46.5% recorded, 34.8% predicted.", 1),
+        ("Idle share: 34.9% recorded, 34.8% predicted.", 0),
+        ("Slow motion 20 ms, predicted 20 ms: equally long.", 0),
+        ("Slow motion 1.2 ms, predicted 900 µs: 300 µs (33%) longer.", 1),
+    ],
+)
+def test_a_disturbed_recording_is_found(words, count):
+    assert len(disturbed(words)) == count

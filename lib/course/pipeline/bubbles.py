@@ -38,7 +38,8 @@ def score(schedule: Schedule, costs: Costs | None = None) -> Score:
     parts = ("forward", "backward_input", "backward_weight", "backward", "overlap", "accumulate")
     thin = {part: time / each for part in parts if (time := getattr(costs, part)) is not None}
     thin = replace(costs, **thin, activation=_WHOLE // each)
-    run, many = play(schedule, thin), play(repeated(schedule, STEPS), thin)
+    cleared = replace(thin, cleared=schedule.microbatches)
+    run, many = play(schedule, thin), play(repeated(schedule, STEPS), cleared)
     bubbles = [run.bubble(name) for name in ("share", "overhead", "span")]
     alive = tuple(held / _WHOLE for held in run.peak_bytes)
     return Score(schedule.name, run.makespan, many.makespan / STEPS, *bubbles, alive)

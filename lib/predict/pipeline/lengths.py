@@ -6,12 +6,13 @@ from lib.predict.pipeline.grid import B, F, W
 
 
 def actions(grid, costs) -> np.ndarray:
-    """Return how long each action takes alone; a stage's first B or W has no gradient to add to."""
+    """Return how long each action takes alone; the first B or W adds to no gradient."""
     own = costs.table(grid.stages)[grid.kind, grid.stage]
     added = costs.each("accumulate", grid.stages)
     if added.any():
         last = np.flatnonzero((grid.kind == B) | (grid.kind == W))
-        home = grid.rank[last] * grid.stages + grid.stage[last]
+        steps = grid.cell[last] // grid.stages // costs.cleared if costs.cleared else 0
+        home = (steps * len(grid.first) + grid.rank[last]) * grid.stages + grid.stage[last]
         first = last[np.unique(home, return_index=True)[1]]
         own[first] -= added[grid.stage[first]]
         if own.min() < 0:

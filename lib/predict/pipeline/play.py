@@ -36,7 +36,8 @@ class Costs:
     `ahead` says that a message starts only once its receiver asks for it, which happens when the
     receiver begins the action that many before the one that needs it (1 in `Pipeline`; by default a
     receiver need not ask). `accumulate` is the part of each B or W that adds to an existing
-    gradient; a stage's first B or W takes that much less. `in_turn` treats an overlapped pair as
+    gradient; a stage's first B or W takes that much less, and with `cleared` so does the first of
+    every so many microbatches, after which a step has cleared the gradients. `in_turn` treats an overlapped pair as
     two actions, each with its own input and its own result, as `Pipeline` runs them.
     """
 
@@ -52,6 +53,7 @@ class Costs:
     link: str | None = None
     ahead: int | None = None
     accumulate: float = 0.0
+    cleared: int | None = None
     in_turn: bool = False
 
     def __post_init__(self):

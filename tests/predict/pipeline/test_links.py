@@ -81,6 +81,9 @@ def test_a_first_backward_has_nothing_to_add_to():
     apart = play(rules.zb_h1(2, 3), Costs(1, 2, 3, accumulate=[0.5, 1.0]))
     lengths = [(r.op, r.microbatch, r.seconds) for r in apart.ledger if r.rank and r.op == "W"]
     assert sorted(lengths) == [("W", 0, 2.0), ("W", 1, 3.0), ("W", 2, 3.0)]
+    cleared = Costs(1, 2, 3, accumulate=0.5, cleared=4)
+    steps = play(rules.repeated(rules.gpipe(1, 4), 3), cleared)
+    assert steps.makespan == 3 * whole.makespan, "every step begins without gradients"
     with pytest.raises(
         ValueError, match="accumulate is a part of each B and W, so it cannot be longer"
     ):
