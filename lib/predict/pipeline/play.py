@@ -37,8 +37,9 @@ class Costs:
     receiver begins the action that many before the one that needs it (1 in `Pipeline`; by default a
     receiver need not ask). `accumulate` is the part of each B or W that adds to an existing
     gradient; a stage's first B or W takes that much less, and with `cleared` so does the first of
-    every so many microbatches, after which a step has cleared the gradients. `in_turn` treats an overlapped pair as
-    two actions, each with its own input and its own result, as `Pipeline` runs them.
+    every so many microbatches, after which a step has cleared the gradients. `in_turn` treats an
+    overlapped pair as two actions, each with its own input and its own result, as `Pipeline` runs
+    them.
     """
 
     forward: float = 1.0
