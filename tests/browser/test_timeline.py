@@ -201,6 +201,7 @@ def test_the_bubble_is_that_of_play(bench_page):
         is_idle = "not computing" in (mark["about"] or "") and not mark.get("isKey")
         if mark["kind"] == "box" and is_idle:
             idle += mark["w"]
+            assert mark.get("edge") and not mark.get("fill"), "not as grey as plain compute"
     assert idle / (4 * clip["w"]) == pytest.approx(bubble(run.ledger).share, abs=1e-4)
 
 

@@ -64,14 +64,15 @@ function viewOf({ place, span }, { from, to }, width) {
   return { from, to, scale, left, right, x, end: x(span) };
 }
 
-// Where a rank computes nothing.
+// Where a rank computes nothing: an empty outline, since the grey of plain compute is close to that
+// of the grid.
 function addGaps(marks, { gaps, names, place, time }, { from, to, scale, x }) {
   for (const [i, begin, end] of gaps) {
     if (end < from || begin > to) continue;
     const about = () =>
       `${names[i]}: not computing\nfrom ${time(begin)}, for ${time(end - begin)}`;
-    const more = { fill: style.grid, inside: true, about };
-    marks.push(boxMark(x(begin), place.y(i, 0, 0), (end - begin) * scale, BAR_HEIGHT, more));
+    const more = { edge: style.faint, inside: true, about }, w = (end - begin) * scale;
+    marks.push(boxMark(x(begin), place.y(i, 0, 0), w, BAR_HEIGHT, more));
   }
 }
 
@@ -179,7 +180,7 @@ function keysOfTimeline({ runs, shown, memory, levels }, state, waits) {
     .filter(([name]) => shown.has(name))
     .map(([name, shade]) => [[...shown.get(name)].sort().join(", "), shade, false]);
   keys.push(...levelKeys(levels.reduce((a, b) => Math.max(a, b), 0)));
-  if (state.bubble) keys.push(["not computing", style.grid, false]);
+  if (state.bubble) keys.push(["not computing", null, "solid"]);
   if (waits) keys.push(["waiting for others", null, true]);
   for (const run of runs.slice(1)) keys.push([run.source, null, false]);
   for (const kind of memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
