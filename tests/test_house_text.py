@@ -198,6 +198,8 @@ def test_a_chapter_is_a_sitting(path):
     further = [n for n, text in enumerate(texts) if re.match(r"## Going further\b", text)]
     assert 35 <= len(texts) <= 60, f"{len(texts)} cells"
     assert not further or further[0] <= 45, f"the main path has {further[0]} cells: at most 45"
+    after = "\n".join(texts[further[0] + 1 :] if further else [])
+    assert not re.search(r"^## ", after, re.M), "sections of Going further have headings ###"
 
 
 @every_notebook
