@@ -36,6 +36,10 @@ ATTEMPTED = """source => jupyterapp.shell.currentWidget.content.widgets[2].model
 COUNTS = (
     "() => [...jupyterapp.shell.currentWidget.content.widgets].map(c => c.model.executionCount)"
 )
+RUN = """async (place) => {
+    jupyterapp.shell.currentWidget.content.activeCellIndex = place;
+    await jupyterapp.commands.execute("notebook:run-cell");
+}"""
 
 
 @pytest.fixture
@@ -107,6 +111,45 @@ def test_an_exercise_is_checked_hinted_and_remembered_by_buttons(lab, chapter):
     assert "mr-bar" not in path.read_text() and "Hint 1" not in path.read_text()
 
 
+FUNCTION = """import torch
+
+from lib.course.lean_optimizers.exercises import write
+
+
+def my_sm3(rows, columns, gradient): ...
+
+
+limit = 3
+write.check(my_sm3 if limit else None)"""
+WHOLE = f"from lib.course.lean_optimizers.exercises import write\n\n\n{ATTEMPT}\n\n\n" + (
+    "limit = 3\nwrite.check(my_sm3 if limit else None)"
+)
+NUMBERS = "predict.check(adam=1, adafactor=2, sm3=3, sm3_with_momentum=4)"
+
+
+def test_a_solution_pasted_over_the_whole_cell_is_checked_all_the_same(lab, folder):
+    """Check puts back the imports and the call that the pasted text lacks, and nothing else."""
+    path = folder / "11-pasted.ipynb"
+    sources = [SETUP.partition("\nfrom math")[0], PREDICT, FUNCTION]
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
+    page = lab.open(path.stem)
+    source = "place => jupyterapp.shell.currentWidget.content.widgets[place].model.sharedModel"
+    page.evaluate(RUN, 0)
+    for exercise, place, pasted in (("predict", 1, NUMBERS), ("write", 2, ATTEMPT)):
+        bar = bar_of(page, exercise)
+        bar.wait_for()
+        page.evaluate(f"([place, text]) => ({source})(place).setSource(text)", [place, pasted])
+        page.wait_for_timeout(600)  # longer than the bars wait for further typing
+        bar.get_by_role("button", name="Check", exact=True).click()
+        page.locator(".jp-Cell").nth(place).locator(".jp-OutputArea-output").first.wait_for()
+    bar.get_by_text("✓ Solved", exact=True).wait_for()
+    now = [page.evaluate(f"place => ({source})(place).getSource()", place) for place in (1, 2)]
+    head = "from lib.course.lean_optimizers.exercises import predict"
+    assert now == [f"{head}\n\n\n{NUMBERS}", WHOLE]
+    page.context.close()
+
+
 DEFINED = """if True:
     (first, second), *rest = (1, 2), 3"""
 
@@ -118,14 +161,10 @@ def test_a_cell_that_misses_a_name_of_a_cell_above_says_so(lab, folder):
     cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
     page = lab.open(path.stem)
-    run = """async (place) => {
-        jupyterapp.shell.currentWidget.content.activeCellIndex = place;
-        await jupyterapp.commands.execute("notebook:run-cell");
-    }"""
     bar = page.get_by_role("group", name="A name is missing")
-    page.evaluate(run, 2)
+    page.evaluate(RUN, 2)
     page.locator(".jp-Cell").nth(2).get_by_text("NameError").first.wait_for()
-    page.evaluate(run, 1)
+    page.evaluate(RUN, 1)
     bar.get_by_text("A cell above defines second, but this kernel does not know it.").wait_for()
     assert bar.count() == 1
     assert not complaints(page, ".mr-bar")

@@ -50,6 +50,26 @@
     return answer.ok ? ((await answer.json()).solved ?? []) : [];
   }
 
+  // What a pasted solution lacks that its cell had: the imports, and what stood behind the last
+  // function or class, if it calls the check.
+  function frameOf(source, name) {
+    const imports = source.match(/^(?:from \S+ )?import (?:\([^)]*\)|.*)$/gm) ?? [];
+    const blocks = source.split(/^(?=\S)/m); // a statement at the margin, with its inner lines
+    const isHead = (block) => /^(?:@|(?:async )?def |class )/.test(block);
+    const tail = blocks.slice(blocks.findLastIndex(isHead) + 1).join("").trim();
+    return { imports, tail: blocks.some(isHead) && calls(tail, name) ? tail : "" };
+  }
+
+  const calls = (source, name) =>
+    [...source.matchAll(CHECK)].some(([, called]) => called === name);
+
+  // The source with what it lacks.
+  function completed(source, { imports, tail }, name) {
+    const missing = imports.filter((line) => !source.includes(line));
+    const parts = [missing.join("\n"), source.trim(), calls(source, name) ? "" : tail];
+    return parts.filter(Boolean).join("\n\n\n");
+  }
+
   function renewBars(panel, bars, remembered) {
     const cells = codeCells(panel), sources = cells.map(sourceOf);
     const modules = new Map(); // name of an exercise -> the module that has it
@@ -61,11 +81,14 @@
       const names = [...sources[place].matchAll(CHECK)].map(([, name]) => name);
       const name = names.find((name) => modules.has(name));
       const bar = bars.get(cell);
+      if (bar) bar.isCut = !name && Boolean(sources[place].trim());
+      if (bar?.isCut) return; // Check puts back what is missing
       if (bar?.name !== name) {
         bar?.dispose();
         bars.delete(cell);
         if (name) bars.set(cell, new Bar(panel, cell, modules.get(name), name));
       }
+      if (name) bars.get(cell).frame = frameOf(sources[place], name);
       if (name && remembered.includes(name)) bars.get(cell).remember();
     });
   }
@@ -188,11 +211,19 @@
       });
     }
 
+    // A solution that was pasted over the whole cell gets the imports and the call of the check.
+    complete() {
+      if (!this.isCut) return;
+      const whole = completed(sourceOf(this.cell), this.frame, this.name);
+      this.cell.model.sharedModel.setSource(whole);
+    }
+
     async runChecked() {
       if (!this.kernel) {
         this.say("No kernel runs yet, and no cell of this chapter has run.", true);
         return;
       }
+      this.complete();
       const cells = cellsOf(this.panel, this.cell);
       this.say(this.kernel.status === "idle" ? "" : "Waiting for the kernel…");
       const { names } = await this.ask("missing", cells.map(sourceOf));
