@@ -1,6 +1,5 @@
 """The schedule explorer, continued: what is moved, by drag and by key."""
 
-import re
 import statistics
 
 import numpy as np
@@ -117,14 +116,6 @@ def test_the_keyboard_does_all_that_the_pointer_does(bench_page):
     assert row(seen, 0)[0] == "0B0"
     press("u")
     assert row(seen, 0)[:2] == ["0F0", "0B0"]
-    press("]")
-    moved = row(seen, 0)
-    press("]", "Control+z")
-    assert row(seen, 0) == moved and "Taken back." in seen.status
-    press("Control+Shift+Z")  # means nothing here
-    assert row(seen, 0) == moved
-    press("Meta+z")
-    assert row(seen, 0)[:2] == ["0F0", "0B0"]
     press("Shift+ArrowRight", "]", "]", "]")
     assert row(seen, 0)[-1] == "0B0"
     assert "now stands at the end on rank 0" in seen.status
@@ -230,42 +221,3 @@ def test_it_is_turned_and_edited_where_readers_are(request, host):
     seen.press("u")
     assert row(seen, 1) == [str(action) for action in made[1]]
     seen.screenshot(f"schedule-{host}")
-
-
-def time_of(said: str) -> tuple[float, float]:
-    """Give when what is said begins and ends."""
-    begin, end = re.search(r"from ([\d.]+) to ([\d.]+)", said).groups()
-    return float(begin), float(end)
-
-
-@pytest.mark.parametrize("width", [360, 900])
-def test_up_and_down_stay_at_the_same_time(bench_page, width):
-    """From rank to rank through all rows, and only then to the memory; and back."""
-    seen = bench_page(schedule("zb-h1", 4, 8), width)
-    said = seen.press("Home")
-    for _ in range(12):  # past the numbers above
-        if re.match(r"\w+ on rank 0|rank 0 idle", said):
-            break
-        said = seen.press("ArrowDown")
-    way = [said]
-    for rank in (1, 2, 3):
-        way.append(said := seen.press("ArrowDown"))
-        (begin, end), (before, after) = time_of(said), time_of(way[-2])
-        assert f"rank {rank}" in said and begin < after and before < end
-    said = seen.press("ArrowDown")  # what lies below the rows: on a phone the memory
-    assert "keeps the activations" in said if width == 360 else "rank" not in said
-    for rank in (3, 2, 1, 0):
-        said = seen.press("ArrowUp")
-        assert f"rank {rank}" in said and "keeps" not in said
-
-
-def test_memory_beside_the_rows_is_reached_from_the_end_of_a_row(bench_page):
-    seen = bench_page(schedule("gpipe", 3, 3), 900)
-    said = seen.press("Home")
-    for _ in range(40):
-        if "keeps the activations" in said:
-            break
-        said = seen.press("ArrowRight" if "rank 0" in said else "ArrowDown")
-    assert said.startswith("rank 0 keeps the activations")
-    assert seen.press("ArrowDown").startswith("rank 1 keeps")
-    assert "rank 1" in (said := seen.press("ArrowLeft")) and "keeps" not in said

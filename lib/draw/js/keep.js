@@ -14,7 +14,7 @@ import { amount } from "./numbers.js";
 
 const KEEP_HINT = "Click a block to forget it or to keep it, and drag across blocks to put them " +
   "into one checkpoint. Or go to a block with the arrow keys: Enter forgets or keeps it, and ] " +
-  "joins it with the next one or parts them; Control+Z takes a change back.";
+  "joins it with the next one or parts them.";
 const KEEP_POLICIES = [
   ["none", "keep all"],
   ["all", "forget each block"],

@@ -97,11 +97,9 @@ function connectFingers(view) {
 export function connectKeys(view) {
   const { shape, state, set, announce, figure, nodes: { above, tip } } = view;
   above.addEventListener("keydown", (event) => {
-    const isShortcut = event.altKey || event.ctrlKey || event.metaKey, undoes = isUndo(event);
-    if (isShortcut && !undoes) return;
-    const key = undoes ? "u" : event.key;
-    const changes = shape.key?.(key, state, view.laid, view.chosen, event.shiftKey);
-    const next = changes ? null : nextMark(view.laid, view.chosen, key);
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const changes = shape.key?.(event.key, state, view.laid, view.chosen, event.shiftKey);
+    const next = changes ? null : nextMark(view.laid, view.chosen, event.key);
     if (!changes && !next) return;
     event.preventDefault();
     if (next) {
@@ -131,11 +129,6 @@ export function connectKeys(view) {
   };
   document.addEventListener("keydown", onEscape, true);
   return () => document.removeEventListener("keydown", onEscape, true);
-}
-
-// Whether an event is Control+Z, or Command+Z on a Mac.
-function isUndo({ key, altKey, ctrlKey, metaKey, shiftKey }) {
-  return (ctrlKey || metaKey) && !altKey && !shiftKey && key.toLowerCase() === "z";
 }
 
 // Tells the tooltip what to follow: a place on the canvas, "key" for the mark that the keyboard is
@@ -180,9 +173,7 @@ function markUnder({ over, laid }, { x, y }) {
   return markAt(over, x, y, laid.clip) || markAt(laid.marks, x, y, laid.clip);
 }
 
-// The next box that can be described, in the direction of an arrow key. What lies on the axis (its
-// marks are `inside`) and what lies beside it are two fields: a key leaves the first only where
-// nothing follows in its direction.
+// The next box that can be described, in the direction of an arrow key.
 function nextMark({ marks, clip }, from, key) {
   const isSeen = (m) => !m.inside || !clip || (m.x + m.w > clip.x && m.x < clip.x + clip.w);
   const boxes = marks.filter((m) => m.about && m.kind === "box" && isSeen(m));
@@ -190,38 +181,12 @@ function nextMark({ marks, clip }, from, key) {
   const order = (a, b) => a.y - b.y || a.x - b.x;
   if (key === "End") return boxes.filter((m) => !m.isKey).sort(order).at(-1) || null;
   if (!from || key === "Home") return boxes.sort(order)[0];
-  const way = /Right|Down/.test(key) ? 1 : -1, isAcross = /Left|Right/.test(key);
-  const isOwn = (m) => Boolean(m.inside) === Boolean(from.inside);
-  const [own, other] = [boxes.filter(isOwn), boxes.filter((m) => !isOwn(m))];
-  if (isAcross) {
-    return across(own.filter((m) => m.y === from.y), from, way) ||
-      across(other.filter((m) => sharedHeight(m, from) > m.h / 2), from, way);
+  const way = /Right|Down/.test(key) ? 1 : -1;
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    const row = boxes.filter((m) => m.y === from.y && (m.x - from.x) * way > 0);
+    return row.sort((a, b) => (a.x - b.x) * way)[0] || null;
   }
-  const clear = other.filter((m) => !(sharedHeight(m, from) > 0));
-  if (from.inside) return beyond(own, from, way) || beyond(clear, from, way);
-  const under = (m) => !other.length || gapOf(m, from) < 0; // memory below memory, not a row
-  return beyond([...own, ...clear].filter(under), from, way) || beyond(clear, from, way);
-}
-
-// The nearest to the left (way is -1) or to the right.
-function across(boxes, from, way) {
-  const row = boxes.filter((m) => (m.x - from.x) * way > 0);
-  return row.sort((a, b) => (a.x - b.x) * way)[0] || null;
-}
-
-// In the nearest row above (way is -1) or below, what shares most of this one's time, else the
-// nearest.
-function beyond(boxes, from, way) {
-  const far = (m) => Math.abs(m.y - from.y) * 1e4 + gapOf(m, from);
-  const rest = boxes.filter((m) => (m.y - from.y) * way > 0);
-  return rest.sort((a, b) => far(a) - far(b))[0] || null;
-}
-
-// What lies between two boxes from left to right; below 0 where they share some of it.
-function gapOf(a, b) {
-  return Math.max(a.x, b.x) - Math.min(a.x + a.w, b.x + b.w);
-}
-
-function sharedHeight(a, b) {
-  return Math.min(a.y + a.h, b.y + b.h) - Math.max(a.y, b.y);
+  const far = (m) => Math.abs(m.y - from.y) * 1e4 + Math.abs(m.x + m.w / 2 - from.x - from.w / 2);
+  const beyond = boxes.filter((m) => (m.y - from.y) * way > 0);
+  return beyond.sort((a, b) => far(a) - far(b))[0] || null;
 }

@@ -28,7 +28,7 @@ import { zoomable } from "./zoom.js";
 
 const HINT = "Tap a bar, or point at it, to read which microbatch it is and when. " +
   "Drag it to another place in its row. " +
-  "Or go to it with the arrow keys, and move it with [ and ]; Control+Z takes a move back.";
+  "Or go to it with the arrow keys, and move it with [ and ].";
 const LINKS = [["", "pass each other"], ["pair", "queue, by pair"], ["device", "queue, by device"]];
 const TIMES = {
   forward: "Forward F",
