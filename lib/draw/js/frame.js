@@ -15,6 +15,10 @@
 //     end(at, state, laid, isCancelled) -> changes: cancelled where fingers scroll or zoom instead}
 //   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
+//   undo(state), redo(state) -> the same, for Control+Z and Control+Shift+Z
+//   keys: a sentence about the keys, where it is more than that arrow keys go from part to part
+//   laid.panels: names of parts that the arrow keys go through one after another; `panel` of a mark
+//     is the number of its part, and `row` is the same for all marks of one row
 //   numbers(state, laid) -> rows of cells, the first one the header: what "Copy the numbers" copies
 //     where it is more than what the marks tell; files: [[label, ending, () => text]], to be saved
 //   begin(set), end(): for what changes outside of the picture
@@ -23,8 +27,9 @@
 import { buildControl, element } from "./controls.js";
 import { makeCover } from "./covers.js";
 import { connectKernel } from "./kernel.js";
+import { connectKeys, outlineOf } from "./keys.js";
 import { isDark, onTheme, paint, prepareCanvas } from "./paint.js";
-import { connectKeys, connectPointer, followTip, outlineOf } from "./pointer.js";
+import { connectPointer, followTip } from "./pointer.js";
 import { addStylesheet, PADDING } from "./stylesheet.js";
 import { isFullScreen, makeTools } from "./tools.js";
 
@@ -116,7 +121,7 @@ function makeNodes(view, tools) {
   const { figure, shape, controls } = view, { title, summary, isBelow, isText } = shape;
   figure.setAttribute("aria-label", title);
   const below = element("canvas", { "aria-hidden": "true" });
-  const label = canvasLabel(summary);
+  const label = canvasLabel(summary, shape);
   const above = element("canvas", { tabindex: 0, role: "img", "aria-label": label });
   const tip = element("div", { class: "mrom-tip", hidden: true });
   const stage = element("div", { class: "mrom-stage" }, below, above, tip);
@@ -192,7 +197,7 @@ function showTexts(view) {
   for (const [name, now = ""] of Object.entries({ status: text, heading, caption })) {
     if (nodes[name].textContent !== now) nodes[name].textContent = now;
   }
-  if (laid.summary) nodes.above.setAttribute("aria-label", canvasLabel(laid.summary));
+  if (laid.summary) nodes.above.setAttribute("aria-label", canvasLabel(laid.summary, shape));
   if (nodes.summaryBox.open) showSummary(view);
 }
 
@@ -201,8 +206,8 @@ function showSummary({ shape, state, laid, nodes }) {
   if (nodes.summaryText.textContent !== text) nodes.summaryText.textContent = text;
 }
 
-function canvasLabel(summary) {
-  return `${summary.replace(/\.$/, "")}. Arrow keys go from part to part.`;
+function canvasLabel(summary, { keys = "Arrow keys go from part to part." }) {
+  return `${summary.replace(/\.$/, "")}. ${keys}`;
 }
 
 function updateControls({ controls }) {

@@ -4,7 +4,7 @@ import { legendMarks, wrapText } from "./axes.js";
 import { colourOf } from "./colours.js";
 import { copyText } from "./controls.js";
 import { layFrontier, pointsOf } from "./keep_frontier.js";
-import { blockDrag, keepByKey, keepUndo, pressPoint } from "./keep_hand.js";
+import { blockDrag, keepByKey, keepRedo, keepUndo, pressPoint } from "./keep_hand.js";
 import { againShade, KEEP, layChain } from "./keep_layout.js";
 import { playPlan } from "./keep_play.js";
 import { planOf, textOfPlan } from "./keep_plans.js";
@@ -14,7 +14,8 @@ import { amount } from "./numbers.js";
 
 const KEEP_HINT = "Click a block to forget it or to keep it, and drag across blocks to put them " +
   "into one checkpoint. Or go to a block with the arrow keys: Enter forgets or keeps it, and ] " +
-  "joins it with the next one or parts them.";
+  "joins it with the next one or parts them. Control+Z takes a change back, and Control+Shift+Z " +
+  "makes it again.";
 const KEEP_POLICIES = [
   ["none", "keep all"],
   ["all", "forget each block"],
@@ -30,13 +31,15 @@ export function picture(data) {
   return {
     title: "Keep or compute again",
     summary: data.summary,
-    state: { ...data.start, past: [], message: "" },
+    state: { ...data.start, past: [], undone: [], message: "" },
     controls: keepControls(data, planNow),
     layout: (state, width) => layKeep(data, points, state, width),
     status: (state) => keepStatus(data, state),
     drag: blockDrag(data, planNow),
     press: (mark) => pressPoint(mark),
     key: keepByKey(data, planNow),
+    undo: (state) => state.past.length && keepUndo(state),
+    redo: (state) => state.undone.length && keepRedo(state),
   };
 }
 
@@ -51,7 +54,7 @@ function keepControls(data, planNow) {
   const copy = (state) => ({ message: copyPlan(planNow(state)) });
   const options = KEEP_POLICIES.filter(([name]) => name !== "budget" || budgets.length);
   const undo = { kind: "button", label: "Undo", press: keepUndo, off: isPlain };
-  const anew = () => ({ ...begin, past: [], message: "" });
+  const anew = () => ({ ...begin, past: [], undone: [], message: "" });
   const reset = { kind: "reset", label: "Reset", press: anew };
   const show = (n) => amount(budgets[n]?.bytes ?? 0, "B"); // by hand there are none
   const isHidden = (name) => (state) => byHand || state.policy !== name;

@@ -11,12 +11,22 @@ function blockOf(mark) {
 function byHand(data, state, hand, block) {
   const { policy, k, budget, hand: before, past } = state;
   const message = blockInWords(data, hand, block);
-  return { policy: "hand", hand, past: [...past, { policy, k, budget, hand: before }], message };
+  const last = { policy, k, budget, hand: before };
+  return { policy: "hand", hand, past: [...past, last], undone: [], message };
 }
 
 // Takes the last change back.
-export function keepUndo({ past }) {
-  return { ...past.at(-1), past: past.slice(0, -1), message: "Taken back." };
+export function keepUndo({ past, undone, policy, k, budget, hand }) {
+  const now = { policy, k, budget, hand };
+  const left = { past: past.slice(0, -1), undone: [...undone, now] };
+  return { ...past.at(-1), ...left, message: "Taken back." };
+}
+
+// Makes the change again that was taken back last.
+export function keepRedo({ past, undone, policy, k, budget, hand }) {
+  const now = { policy, k, budget, hand };
+  const left = { past: [...past, now], undone: undone.slice(0, -1) };
+  return { ...undone.at(-1), ...left, message: "Made again." };
 }
 
 // Tells what choosing a point of the frontier changes.

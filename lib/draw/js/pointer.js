@@ -1,18 +1,8 @@
-// How a picture is touched: pointer, fingers, wheel and keys on its upper canvas, and the tooltip.
+// How a picture is touched: pointer, fingers and wheel on its upper canvas, and the tooltip.
 import { describe } from "./mark_rows.js";
 import { markAt } from "./paint.js";
 
 const TALLEST_ROW = 48, BESIDE_ROW = 5, UNDER_POINTER = 16; // px
-
-// Gives the outline around the mark that the keyboard is at.
-export function outlineOf(mark) {
-  if (mark.kind !== "box") {
-    return { ...mark, kind: "line", fill: undefined, edge: style.ink, thick: 3.5 };
-  }
-  const place = { x: mark.x - 1, y: mark.y - 1, w: Math.max(mark.w, 2) + 2, h: mark.h + 2 };
-  const look = { fill: undefined, hatch: false, edge: style.ink, dash: false, thick: 2.5 };
-  return { ...mark, ...place, ...look };
-}
 
 // Lets the pointer hover, press and drag, and two fingers, or the wheel while ctrl is held, zoom.
 export function connectPointer(view) {
@@ -33,7 +23,7 @@ export function connectPointer(view) {
     isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid));
     if (isDragging) {
       above.setPointerCapture(event.pointerId);
-      point(view, null);
+      pointTo(view, null);
     }
     const changes = shape.press?.(mark, at, state, view.laid);
     if (changes) set(changes);
@@ -42,16 +32,16 @@ export function connectPointer(view) {
     const at = pointOf(view, event);
     if (fingers.move(event, at)) return;
     if (isDragging) set(shape.drag.move(at, state, view.laid) || {});
-    else point(view, at);
+    else pointTo(view, at);
   });
   above.addEventListener("pointerup", (event) => {
     const at = pointOf(view, event), isTap = Math.hypot(at.x - pressed.x, at.y - pressed.y) < 4;
     stop(event);
-    if (isTap) point(view, at);
+    if (isTap) pointTo(view, at);
   });
   above.addEventListener("pointercancel", stop);
   above.addEventListener("pointerleave", (event) => { // a finger leaves at once; its tip stays
-    if (event.pointerType !== "touch" && view.pointed !== "key") point(view, null);
+    if (event.pointerType !== "touch" && view.pointed !== "key") pointTo(view, null);
   });
   const onwheel = (event) => {
     if (!event.ctrlKey && !event.metaKey) return; // a bare wheel scrolls the page
@@ -92,48 +82,9 @@ function connectFingers(view) {
   };
 }
 
-// Lets keys do what the picture says, and the arrow keys go from mark to mark; returns what ends
-// it. Escape closes the tooltip, wherever the keyboard is, and then leaves the mark.
-export function connectKeys(view) {
-  const { shape, state, set, announce, figure, nodes: { above, tip } } = view;
-  above.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const changes = shape.key?.(event.key, state, view.laid, view.chosen, event.shiftKey);
-    const next = changes ? null : nextMark(view.laid, view.chosen, event.key);
-    if (!changes && !next) return;
-    event.preventDefault();
-    if (next) {
-      view.chosen = next;
-      announce(describe(next));
-    }
-    set(changes || {});
-    if (next) point(view, "key");
-  });
-  const leave = () => {
-    view.chosen = null;
-    set({});
-  };
-  above.addEventListener("blur", () => {
-    leave();
-    point(view, null);
-  });
-  const onEscape = (event) => {
-    if (event.key !== "Escape") return;
-    const path = event.composedPath();
-    if (!tip.hidden) point(view, null);
-    else if (view.chosen && path.includes(above)) leave();
-    else return;
-    if (!path.includes(figure)) return; // it means something else there too
-    event.preventDefault();
-    event.stopPropagation();
-  };
-  document.addEventListener("keydown", onEscape, true);
-  return () => document.removeEventListener("keydown", onEscape, true);
-}
-
 // Tells the tooltip what to follow: a place on the canvas, "key" for the mark that the keyboard is
 // at, or nothing.
-function point(view, at) {
+export function pointTo(view, at) {
   view.pointed = at;
   followTip(view);
 }
@@ -171,22 +122,4 @@ function pointOf({ nodes, scale }, event) {
 
 function markUnder({ over, laid }, { x, y }) {
   return markAt(over, x, y, laid.clip) || markAt(laid.marks, x, y, laid.clip);
-}
-
-// The next box that can be described, in the direction of an arrow key.
-function nextMark({ marks, clip }, from, key) {
-  const isSeen = (m) => !m.inside || !clip || (m.x + m.w > clip.x && m.x < clip.x + clip.w);
-  const boxes = marks.filter((m) => m.about && m.kind === "box" && isSeen(m));
-  if (!boxes.length || !/^(Arrow|Home|End)/.test(key)) return null;
-  const order = (a, b) => a.y - b.y || a.x - b.x;
-  if (key === "End") return boxes.filter((m) => !m.isKey).sort(order).at(-1) || null;
-  if (!from || key === "Home") return boxes.sort(order)[0];
-  const way = /Right|Down/.test(key) ? 1 : -1;
-  if (key === "ArrowLeft" || key === "ArrowRight") {
-    const row = boxes.filter((m) => m.y === from.y && (m.x - from.x) * way > 0);
-    return row.sort((a, b) => (a.x - b.x) * way)[0] || null;
-  }
-  const far = (m) => Math.abs(m.y - from.y) * 1e4 + Math.abs(m.x + m.w / 2 - from.x - from.w / 2);
-  const beyond = boxes.filter((m) => (m.y - from.y) * way > 0);
-  return beyond.sort((a, b) => far(a) - far(b))[0] || null;
 }

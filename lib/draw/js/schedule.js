@@ -4,7 +4,14 @@ import { copyText } from "./controls.js";
 import { boxMark, lineMark, textMark } from "./marks.js";
 import { playSchedule } from "./play_schedule.js";
 import { layRun } from "./schedule_layout.js";
-import { findCell, moveByKey, scheduleDrag, undoMove, WHOLE_TIME } from "./schedule_moves.js";
+import {
+  findCell,
+  moveByKey,
+  redoMove,
+  scheduleDrag,
+  undoMove,
+  WHOLE_TIME,
+} from "./schedule_moves.js";
 import {
   chosenSchedule,
   costsOf,
@@ -27,8 +34,11 @@ import { readSchedule, RULES, scheduleText } from "./schedules.js";
 import { zoomable } from "./zoom.js";
 
 const HINT = "Tap a bar, or point at it, to read which microbatch it is and when. " +
-  "Drag it to another place in its row. " +
-  "Or go to it with the arrow keys, and move it with [ and ].";
+  "Drag it to another place in its row.";
+const KEYS =
+  "By keyboard: Left and Right go along the row of a rank, Up and Down to what the next " +
+  "rank does at that time, and Down from the last rank to the peak memory. [ and ] move a bar. " +
+  "Control+Z takes a move back, and Control+Shift+Z makes it again.";
 const LINKS = [["", "pass each other"], ["pair", "queue, by pair"], ["device", "queue, by device"]];
 const TIMES = {
   forward: "Forward F",
@@ -49,8 +59,18 @@ export function picture(gathered) {
   return {
     title: `Schedule explorer, ${data.name}`,
     summary: data.summary,
-    state: { ...settings, ...zoom.state, now: 0, edits: [], of: "", picked: null, message: "" },
+    state: {
+      ...settings,
+      ...zoom.state,
+      now: 0,
+      edits: [],
+      undone: [],
+      of: "",
+      picked: null,
+      message: "",
+    },
     moving: ["now", "picked"],
+    keys: KEYS,
     controls: [
       ...(data.isExercise ? [] : settingControls(data)),
       ...editControls(data),
@@ -70,6 +90,8 @@ export function picture(gathered) {
     fullSummary: (s, laid) => laid.run && `${laid.summary}\n\n${scheduleText(laid.schedule)}`,
     press: (mark, at, s, laid) => ({ picked: findCell(laid, mark?.id) ? mark.id : null }),
     key: (key, s, ...more) => moveByKey(key, s, ...more) || zoom.key(key, s, ...more),
+    undo: (s) => editsOf(s).length && undoMove(s),
+    redo: redoMove,
     wheel: (by, at, s, laid) => laid.run && zoom.wheel(by, at, s, laid),
     drag,
   };
@@ -110,7 +132,7 @@ function scheduleStatus(data, s, schedule, run) {
     if (isEdited) sentences.push(worthOfEdits(data, s, schedule, run));
     sentences.push(goalsStatus(data, schedule, run));
   }
-  return [...sentences, isEdited ? "" : HINT].filter(Boolean).join(" ");
+  return [...sentences, isEdited ? "" : `${HINT} ${KEYS}`].filter(Boolean).join(" ");
 }
 
 function worthOfEdits(data, s, schedule, run) {
@@ -162,7 +184,7 @@ function settingControls(data) {
 }
 
 function editControls(data) {
-  const isPlain = (s) => !editsOf(s).length, reset = () => ({ edits: [], message: "" });
+  const isPlain = (s) => !editsOf(s).length, reset = () => ({ edits: [], undone: [], message: "" });
   const copy = (s) => ({ of: signatureOf(s), edits: editsOf(s), message: copySchedule(data, s) });
   return [
     { kind: "button", label: "Undo", press: undoMove, off: isPlain },
@@ -175,7 +197,11 @@ function editControls(data) {
 // From the reader's own schedule to the one that the exercise begins with, and back.
 function startButton({ kind }) {
   const [label, other] = kind === "begun" ? ["Your text", "given"] : ["Begin anew", "begun"];
-  return { kind: "button", label, press: () => ({ kind: other, edits: [], message: "" }) };
+  return {
+    kind: "button",
+    label,
+    press: () => ({ kind: other, edits: [], undone: [], message: "" }),
+  };
 }
 
 function copySchedule(data, s) {

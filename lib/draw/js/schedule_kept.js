@@ -4,6 +4,7 @@ import { boxMark, lineMark, textMark } from "./marks.js";
 import { figureText, inMicrobatches, keptBy, meetsGoal } from "./schedule_words.js";
 
 const KEPT_HEIGHT = 14; // px of a bar
+const KEPT_PANEL = 2; // after the numbers and the rows, for the keys
 
 // Lays out the most microbatches alive at once; one counts whole where all the stages of its rank
 // keep it.
@@ -37,7 +38,8 @@ function keptMarks({ rows, stages }, run, rank, count, y, scale, x, limit) {
   const about = () =>
     `rank ${rank} keeps the activations of at most ${inMicrobatches(count)}; ` +
     own.map((stage) => `stage ${stage}: ${run.peaks[stage]}`).join(", ");
-  const fill = tint(style.compute.forward, 0.45), more = { fill, about, id: `memory ${rank}` };
+  const fill = tint(style.compute.forward, 0.45), id = `memory ${rank}`;
+  const more = { fill, about, id, panel: KEPT_PANEL };
   const marks = [boxMark(x, y, inside * scale, h, more)];
   if (over * scale > 0) {
     const outline = { edge: style.ink, dash: true };

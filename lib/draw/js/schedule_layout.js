@@ -12,6 +12,10 @@ const NARROW_ROWS = 520; // px of a picture whose memory lies below its rows
 const ACTION_NAMES = ["forward", "backward", "backward for the input", "backward for the weights"];
 const KINDS_OF_ACTION = [0, 1, 2, 3];
 
+// What the keys go through, part by part: the numbers, the rows, and what the ranks keep.
+const NUMBERS_PANEL = 0, ROWS_PANEL = 1;
+const PANELS = ["Totals", "Ranks over time", "Peak memory"];
+
 // The height of a row, in px.
 export const ROW_HEIGHT = 20;
 
@@ -47,7 +51,14 @@ export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 
   const written = bars.filter((mark) => mark.isNumber).length;
   const hasAll = written >= bars.filter((mark) => Number.isInteger(mark.id)).length;
   const clip = { x: left - 1, y: top - 8, w: right - left + 2, h: bottom - top + 8 };
-  return { marks: [...marks, ...keys.marks], height: Math.round(keys.y), place, hasAll, clip };
+  return {
+    marks: [...marks, ...keys.marks],
+    height: Math.round(keys.y),
+    place,
+    hasAll,
+    clip,
+    panels: PANELS,
+  };
 }
 
 // Where the rows lie, and beside them the memory of their ranks.
@@ -94,7 +105,9 @@ function layStats(items, left, right) {
     if (x > left && x + w > right) [x, y] = [left, y + 2 * style.line + 6];
     marks.push(textMark(x, y + style.line / 2, name, { fill: style.faint }));
     marks.push(textMark(x, y + 1.5 * style.line, value));
-    marks.push(boxMark(x, y, w, 2 * style.line, { about, id: `number ${i}` }));
+    marks.push(
+      boxMark(x, y, w, 2 * style.line, { about, id: `number ${i}`, panel: NUMBERS_PANEL }),
+    );
     x += w + 20;
   });
   return { marks, y: y + 2 * style.line + 10 };
@@ -151,7 +164,7 @@ function layBars(schedule, run, levels, { top, left, zero, pixels, isNarrow, ste
 function idleMarks({ zero, pixels, time }, rank, from, to, y, why, id) {
   if ((to - from) * pixels <= 0.5) return [];
   const about = () => `rank ${rank} idle from ${time(from)} to ${time(to)}: ${why()}`;
-  const more = { about, id, inside: true };
+  const more = { about, id, inside: true, row: rank, panel: ROWS_PANEL };
   return [boxMark(zero + from * pixels, y, (to - from) * pixels, ROW_HEIGHT, more)];
 }
 
@@ -178,7 +191,8 @@ function barMarksOf(
     `${actionText(code, stages)} on rank ${rank}: ${ACTION_NAMES[kind]}, ` +
     `stage ${stage}, microbatch ${microbatch}, ${when()}`;
   const fill = isDead ? tint(colourOf(LETTERS[kind]), 0.2) : full;
-  const bar = boxMark(x, y, w, h, { fill, id: code, about, inside: true });
+  const where = { row: rank, panel: ROWS_PANEL, inside: true };
+  const bar = boxMark(x, y, w, h, { fill, id: code, about, ...where });
   if (!isDead && level && w > 5) Object.assign(bar, inset(bar), { edge });
   else if (w > 3) bar.edge = style.paper;
   const text = String(microbatch);

@@ -26,12 +26,21 @@ function moveCell(s, { schedule }, rank, from, to) {
   const where = before ? `before ${cellText(before, stages)}` : "at the end";
   const message = `${cellText(moved, stages)} now stands ${where} on rank ${rank}.`;
   const edits = [...editsOf(s), [rank, from, to]];
-  return { edits, of: signatureOf(s), message, picked: moved[0] };
+  return { edits, undone: [], of: signatureOf(s), message, picked: moved[0] };
 }
 
 // Tells what taking back the last move changes.
 export function undoMove(s) {
-  return { edits: editsOf(s).slice(0, -1), message: "Taken back." };
+  const edits = editsOf(s), undone = [...s.undone, edits.at(-1)];
+  return { edits: edits.slice(0, -1), undone, message: "Taken back." };
+}
+
+// Tells what making the move again that was taken back last changes; null where there is none.
+export function redoMove(s) {
+  const isOfThis = s.of === signatureOf(s) && s.undone.length > 0;
+  if (!isOfThis) return null;
+  const edits = [...s.edits, s.undone.at(-1)];
+  return { edits, undone: s.undone.slice(0, -1), message: "Made again." };
 }
 
 // Tells who would move what is no bar what is there instead.
@@ -84,7 +93,7 @@ export function scheduleDrag(data, pan) {
 function gripOf(mark, at, s, laid) {
   const { right, bottom } = laid.place, cell = findCell(laid, mark?.id);
   if (cell) {
-    const before = { edits: editsOf(s), of: s.of };
+    const before = { edits: editsOf(s), undone: s.undone, of: s.of };
     return { ...cell, x: at.x, before, centres: centresOf(laid, cell) };
   }
   const isOnAxis = at.y > bottom - 4 && at.y < bottom + 24 && at.x < right + 10;
