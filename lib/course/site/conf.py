@@ -44,7 +44,7 @@ templates_path = ["_templates"]
 _AS_IN_THE_THEME = ["icon-links.html", "search-button-field.html", "sbt-sidebar-nav.html"]
 html_sidebars = {"**": ["first-page.html", *_AS_IN_THE_THEME]}
 html_use_index = False
-html_css_files = ["pages.css", "print.css"]
+html_css_files = ["pages.css", "narrow.css", "print.css"]
 html_js_files = [(name, {"defer": "defer"}) for name in ("print.js", "contents.js")]
 html_theme_options = {
     "article_header_end": ["report.html", "article-header-buttons.html"],

@@ -1,0 +1,73 @@
+"""The book in narrow windows, and with the browser's own letters made larger."""
+
+import pytest
+
+from lib.course.tools.book import chapters
+from lib.course.tools.chromium import chromium
+from tests.browser.conftest import FLAGS
+from tests.browser.seen import SCREENSHOTS
+from tests.every import every
+
+PAGES = ["README.html", "data/glossary.html"]
+PAGES += [f"chapters/{chapter.name}.html" for chapter in chapters()]
+SET = "() => globalThis.MathJax?.startup?.promise"  # until all formulas are set
+UNFOLD = "() => document.querySelectorAll('details').forEach((one) => (one.open = true))"
+
+
+@pytest.fixture(scope="module")
+def sized(book, browser):
+    """`sized(32, 360)`: goes to pages of the book with that default size of letters and width."""
+    started = {}
+
+    def go(letters, width=360, **options):
+        if letters not in started:
+            flags = [*FLAGS.split(), f"--blink-settings=defaultFontSize={letters}"]
+            started[letters] = browser.browser_type.launch(executable_path=chromium(), args=flags)
+        view = {"width": width, "height": 800}
+        page = started[letters].new_context(viewport=view, offline=True, **options).new_page()
+
+        def to(address):
+            page.goto(f"{book.as_uri()}/{address}")
+            page.evaluate(SET)
+            page.evaluate(UNFOLD)
+            return page
+
+        return to
+
+    yield go
+    for other in started.values():
+        other.close()
+
+
+# --- a page never scrolls sideways
+
+
+@pytest.mark.parametrize("letters", [16, 24, 32])
+def test_no_page_scrolls_sideways_on_a_phone(sized, letters):
+    to = sized(letters)
+    wide = {address: to(address).evaluate("() => document.documentElement.scrollWidth")
+            for address in PAGES}  # fmt: skip
+    assert len(wide) == len(chapters()) + 2 > 14
+    assert {address: found for address, found in wide.items() if found != 360} == {}
+
+
+FRAMES = """() => {
+    const wide = [...document.querySelectorAll("article :is(table, div.math, pre)")];
+    return wide.map((node) => {
+        const frame = node.closest(".pst-scrollable-table-container, .output") ?? node;
+        const scrolls = ["auto", "scroll"].includes(getComputedStyle(frame).overflowX);
+        const { left, right } = frame.getBoundingClientRect();
+        const fits = node.scrollWidth <= node.clientWidth;
+        return left >= 0 && right <= innerWidth && (scrolls || fits);
+    });
+}"""
+
+
+def test_what_is_wider_than_a_phone_scrolls_in_its_own_frame(sized):
+    page = sized(32)("chapters/00-ranks.html")
+    assert every(page.evaluate(FRAMES))
+    frame = page.locator(".pst-scrollable-table-container[tabindex='0']").first
+    frame.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("(node) => node.scrollLeft > 0", arg=frame.element_handle())
+    page.screenshot(path=SCREENSHOTS / "book-360-large-letters.png")
