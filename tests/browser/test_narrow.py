@@ -71,3 +71,41 @@ def test_what_is_wider_than_a_phone_scrolls_in_its_own_frame(sized):
     page.keyboard.press("ArrowRight")
     page.wait_for_function("(node) => node.scrollLeft > 0", arg=frame.element_handle())
     page.screenshot(path=SCREENSHOTS / "book-360-large-letters.png")
+
+
+# --- the columns beside the text
+
+LETTERS_IN_A_LINE = """() => {
+    const isLong = (node) => node.textContent.length > 300 && node.checkVisibility();
+    const texts = [...document.querySelectorAll("article section > p")].filter(isLong);
+    const lines = (node) =>
+        node.getBoundingClientRect().height / parseFloat(getComputedStyle(node).lineHeight);
+    const sum = (of) => texts.reduce((total, node) => total + of(node), 0);
+    return sum((node) => node.textContent.length) / sum(lines);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("letters", "width", "columns"),
+    [
+        (16, 1280, [True, True]),
+        (24, 1024, [False, False]),
+        (24, 1280, [True, False]),
+        (32, 1280, [False, False]),
+        (32, 1920, [True, True]),
+    ],
+)
+def test_columns_beside_the_text_fold_where_they_leave_it_no_room(sized, letters, width, columns):
+    page = sized(letters, width)("chapters/01-data-parallel.html")
+    assert page.evaluate(LETTERS_IN_A_LINE) >= 45
+    for side, is_column in zip(("primary", "secondary"), columns, strict=True):
+        column = page.locator(f"#pst-{side}-sidebar")
+        assert column.is_visible() == is_column, side
+        if not is_column:
+            page.locator(f".{side}-toggle").click()
+            drawer = page.locator(f"#pst-{side}-sidebar-modal")
+            drawer.get_by_role("link").last.wait_for()
+            assert 0 <= drawer.bounding_box()["x"] < width - 200
+            page.screenshot(path=SCREENSHOTS / f"book-drawer-{side}-{letters}-{width}.png")
+            page.keyboard.press("Escape")
+            drawer.wait_for(state="hidden")
