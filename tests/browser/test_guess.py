@@ -145,6 +145,8 @@ FAR = [
 def test_how_far_off_it_was_is_told_in_words(page):
     told = own(page, "howFar", [(value, answer, "bytes") for value, answer, _ in FAR])
     assert told == [words for _, _, words in FAR]
+    points = own(page, "howFar", [(30, 33, "%"), (34, 33, "%"), (33.1, 33, "%")])
+    assert points == ["3 points too little", "1 point too much", "right"], "no % of a %"
 
 
 # --- on the page

@@ -52,8 +52,8 @@ def advice(server: dict, page: str, environ=os.environ, contained: str | None = 
                 f"was started with `docker run -p {port}:{port}`."]  # fmt: skip
     if contained:
         return ["This is a container. To reach JupyterLab from outside, start the container with",
-                "`docker run -p 8888:8888 ...`, and JupyterLab in it with",
-                '`make lab ARGS="--ip 0.0.0.0 --port 8888"`.']  # fmt: skip
+                f"`docker run -p {port}:{port} ...`, and JupyterLab in it with",
+                f'`make lab ARGS="--ip 0.0.0.0 --port {port}"`.']  # fmt: skip
     lines = []
     if everywhere:
         lines.append(f"From other machines: {address(server, page, socket.gethostname())}")

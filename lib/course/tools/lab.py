@@ -71,6 +71,18 @@ def page(first: str) -> str:
     return f"lab/tree/{first}" if first else "lab"
 
 
+def workspaces(course: Path) -> dict[str, str]:
+    """Return the variable by which JupyterLab keeps what is open in the course's own folder.
+
+    In its usual place all clones of a user share it, and one opens the chapters of another. Return
+    nothing where the folder cannot be written.
+    """
+    mine = course / copies.FOLDER
+    if not os.access(mine, os.W_OK):
+        return {}
+    return {"JUPYTERLAB_WORKSPACES_DIR": str(mine / ".workspaces")}
+
+
 def command(
     extra: list[str], first: str, *, root: bool, display: bool, course: Path = ROOT
 ) -> list[str]:
@@ -128,7 +140,7 @@ def main(extra: list[str]) -> int:
     display = has_display() and "--no-browser" not in extra
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     # A token of ours keeps JupyterLab from printing three addresses; `ps` shows no environment.
-    environ = {"JUPYTER_TOKEN": secrets.token_hex(24), **os.environ}
+    environ = {"JUPYTER_TOKEN": secrets.token_hex(24)} | workspaces(course) | os.environ
     words = command(extra, first, root=root, display=display, course=course)
     # In a group of its own, a Ctrl-C does not reach JupyterLab, and it reads no key.
     lab = subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, process_group=0)

@@ -260,11 +260,12 @@ function revealText(tries, answer, unit) {
 }
 
 // Tells how far off a guess is: "right" within 1 %, "12 % too much", "3.2 times too little", and "3
-// bytes too little" where one is 0.
+// bytes too little" where one is 0. Of a percentage the points are told: "12 %" would be one itself.
 export function howFar(value, answer, unit) {
   if (typeof answer === "string") return value === answer ? "right" : "not this time";
   if (Math.abs(value - answer) <= 0.01 * Math.abs(answer)) return "right";
   const way = value > answer ? "too much" : "too little";
+  if (unit === "%") return `${inUnits(Math.abs(value - answer), "points")} ${way}`;
   if (value <= 0 || answer <= 0) return `${inUnits(Math.abs(value - answer), unit)} ${way}`;
   const ratio = Math.max(value / answer, answer / value);
   if (ratio < 1.5) return `${roundHalfEven(100 * Math.abs(value / answer - 1))} % ${way}`;

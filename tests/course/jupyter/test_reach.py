@@ -48,6 +48,8 @@ def test_in_a_container_the_port_is_published_and_all_addresses_are_listened_on(
     said = "\n".join(reach.advice(server(), "lab", {}, "docker"))
     assert "docker run -p 8888:8888" in said
     assert '`make lab ARGS="--ip 0.0.0.0 --port 8888"`' in said
+    said = "\n".join(reach.advice(server(port=9000), "lab", {}, "docker"))
+    assert "-p 9000:9000" in said and "--port 9000" in said and "8888" not in said
     (said,) = reach.advice(server("0.0.0.0", port=9000), "lab", SSH, "docker")
     assert "docker run -p 9000:9000" in said and "make lab" not in said
     (said,) = reach.advice(server(), "lab", {}, "kubernetes")

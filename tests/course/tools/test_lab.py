@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -38,6 +39,28 @@ def test_root_is_let_in_and_the_users_words_come_last():
     words = lab.command([], "", root=False, display=True)
     assert "--LabApp.default_url=/lab" in words
     assert "--allow-root" not in words and "--no-browser" not in words
+
+
+def test_what_is_open_is_kept_by_each_clone_for_itself(tmp_path, monkeypatch):
+    """Else a new clone opens the chapters that JupyterLab shows of another one."""
+    assert lab.workspaces(tmp_path) == {}, "nothing can be written there"
+    mine = tmp_path / "my-chapters"
+    mine.mkdir()
+    kept = lab.workspaces(tmp_path)["JUPYTERLAB_WORKSPACES_DIR"]
+    assert Path(kept).parent == mine and Path(kept).name.startswith("."), "no file for the reader"
+    given = []
+    monkeypatch.setattr(lab.subprocess, "Popen", lambda *_, env, **__: given.append(env) or 1 / 0)
+    monkeypatch.setattr(lab.readers_folder, "course", lambda: tmp_path)
+    monkeypatch.setattr(lab, "at_home", lambda course: [])
+    monkeypatch.setattr(lab, "opened", lambda again, course: ("", []))
+    monkeypatch.delenv("JUPYTERLAB_WORKSPACES_DIR", raising=False)
+    with pytest.raises(ZeroDivisionError):
+        lab.main([])
+    assert given[0]["JUPYTERLAB_WORKSPACES_DIR"] == kept
+    monkeypatch.setenv("JUPYTERLAB_WORKSPACES_DIR", "/theirs")
+    with pytest.raises(ZeroDivisionError):
+        lab.main([])
+    assert given[1]["JUPYTERLAB_WORKSPACES_DIR"] == "/theirs"
 
 
 def test_an_address_is_given_once_somebody_answers_there(tmp_path, monkeypatch):
