@@ -268,3 +268,36 @@ def test_screenshots(bench_page, dark):
         seen = bench_page(picture, width=width, dark=dark)
         assert len(seen.colours()) > 5
         seen.screenshot(f"timeline-{width}-{'dark' if dark else 'light'}")
+
+
+TEXTURE = """(p, mark) => {
+    const canvas = p.nodes.below, ink = canvas.getContext("2d"), scale = ink.getTransform().a;
+    const wide = Math.min(mark.w - 4, 30); // the words stand in the middle
+    const place = [mark.x + 2, mark.y + 2, wide, mark.h - 4].map((px) => px * scale);
+    const { data } = ink.getImageData(...place), shades = [];
+    for (let i = 0; i < data.length; i += 4) shades.push(data[i]);
+    return Math.max(...shades) - Math.min(...shades);
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_idle_time_is_dotted_and_what_is_computed_is_not(bench_page, dark):
+    """Compute without a colour of its own is grey too: grey alone would not tell them apart."""
+    rows = [Row(0, "compute", "matmul", 0.0, 2e-3), Row(1, "compute", "matmul", 1e-3, 3e-3)]
+    seen = bench_page(timeline(Ledger(rows, source="measured")), dark=dark)
+    seen.control("Bubble").check()
+    seen.settle()
+    bars = [m for m in seen.marks if m["kind"] == "box" and m["w"] > 100 and not m.get("isKey")]
+    idle = [m for m in bars if "not computing" in (m["about"] or "")]
+    busy = [m for m in bars if "matmul" in (m["about"] or "")]
+    words = {m["text"]: m for m in seen.marks if m["kind"] == "text"}
+    swatches = [m for m in seen.marks if m["kind"] == "box" and (m["w"], m["h"]) == (16, 12)]
+    key = {name: next(m for m in swatches if abs(m["y"] + 6 - words[name]["y"]) < 1
+                      and m["x"] == words[name]["x"] - 22)
+           for name in ("compute", "not computing")}  # fmt: skip
+    assert len(idle) == len(busy) == 2
+    for mark in [*idle, key["not computing"]]:
+        assert seen.ask(TEXTURE, mark) > 60 and mark["edge"] and not mark.get("fill")
+    for mark in [*busy, key["compute"]]:
+        assert seen.ask(TEXTURE, mark) < 5
+    seen.screenshot(f"timeline-idle-{'dark' if dark else 'light'}")

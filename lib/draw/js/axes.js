@@ -39,18 +39,20 @@ function axisTicks(from, to, most) {
 }
 
 // Gives a legend: swatches with names, as many to a line as fit: [[name, colour or null, hatched],
-// ...]. Without a colour and unhatched it is a dashed outline, or one that is "solid" in place of
-// hatched. Who points at a name that is known reads what it means. Gives {marks, y} with y below.
+// ...]. Without a colour and unhatched it is a dashed outline, or one that is "solid", or "dots",
+// in place of hatched. Who points at a name that is known reads what it means. Gives {marks, y}
+// with y below.
 export function legendMarks(keys, left, y, right) {
   const marks = [];
   let x = left;
   for (const [name, shade, look] of keys) {
     const wide = 22 + name.length * style.letter + 12;
     if (x > left && x + wide > right) [x, y] = [left, y + style.line + 4];
-    const fill = shade || undefined, hatch = look === true, dash = !shade && !look;
-    const edge = shade ? undefined : hatch ? style.faint : style.ink;
+    const fill = shade || undefined, hatch = look === true, dots = look === "dots";
+    const dash = !shade && !look;
+    const edge = shade ? undefined : hatch || dots ? style.faint : style.ink;
     if (x + wide - 12 > right) x = Math.max(0, right - wide + 12); // as far left as it has to be
-    marks.push(boxMark(x, y, 16, 12, { fill, edge, hatch, dash, about: "" }));
+    marks.push(boxMark(x, y, 16, 12, { fill, edge, hatch, dots, dash, about: "" }));
     const about = meaningOf(name), across = Math.min(wide - 8, right - x);
     if (about) marks.push(boxMark(x, y - 4, across, 20, { about, isKey: true }));
     const lines = wrapText(name, Math.max(right - x - 22, 60));

@@ -8,7 +8,14 @@ export function outlineOf(mark) {
     return { ...mark, kind: "line", fill: undefined, edge: style.ink, thick: 3.5 };
   }
   const place = { x: mark.x - 1, y: mark.y - 1, w: Math.max(mark.w, 2) + 2, h: mark.h + 2 };
-  const look = { fill: undefined, hatch: false, edge: style.ink, dash: false, thick: 2.5 };
+  const look = {
+    fill: undefined,
+    hatch: false,
+    dots: false,
+    edge: style.ink,
+    dash: false,
+    thick: 2.5,
+  };
   return { ...mark, ...place, ...look };
 }
 

@@ -8,7 +8,8 @@ export function textMark(x, y, text, more) {
   return { kind: "text", x, y, text, fill: style.ink, align: "left", ...more };
 }
 
-// Makes a rectangle; more: {fill, edge, thick, dash, hatch}.
+// Makes a rectangle; more: {fill, edge, thick, dash, hatch, dots}; dots are
+// for what only the living picture shows.
 export function boxMark(x, y, w, h, more) {
   return { kind: "box", x, y, w, h, ...more };
 }

@@ -39,6 +39,8 @@ export function svgOf({ width, height, parts }, [title, words], dark) {
     '<pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse">' +
     `<path d="M-1 1L1 -1M0 5L5 0M4 6L6 4" stroke="${style.faint[shade]}" stroke-width=".9"/>` +
     "</pattern>",
+    '<pattern id="idle" width="5" height="5" patternUnits="userSpaceOnUse">' +
+    `<circle cx="2.5" cy="2.5" r=".9" fill="${style.faint[shade]}"/></pattern>`,
     clip ? `<clipPath id="window"><rect ${boxOf(clip)}/></clipPath>` : "",
     `</defs><rect ${size} fill="${style.paper[shade]}"/>`,
     ...parts.map(group),
@@ -58,8 +60,9 @@ function svgMark(mark, shade, clip) {
   const title = about ? `<title>${escapeText(about)}</title>` : "";
   if (mark.kind === "box") {
     const box = `<rect ${boxOf(mark)}${cut} `, edge = strokeOf(mark, shade, 1);
-    const hatch = mark.hatch ? `${box}fill="url(#wait)" pointer-events="none"/>` : "";
-    return `${box}${fill}${edge}>${title}</rect>${hatch}`;
+    const name = mark.hatch ? "wait" : mark.dots ? "idle" : "";
+    const pattern = name && `${box}fill="url(#${name})" pointer-events="none"/>`;
+    return `${box}${fill}${edge}>${title}</rect>${pattern}`;
   }
   const points = mark.points.map(([x, y]) => `${px(x)},${px(y)}`).join(" ");
   const [tag, look] = mark.kind === "area"

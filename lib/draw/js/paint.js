@@ -1,5 +1,8 @@
 // Marks to pixels on a canvas, and which mark lies under a point.
 
+const TILE = 5; // px of a pattern that repeats
+const TILES = ["hatch", "dots"];
+
 // Tells whether the page is dark: as JupyterLab says, else the book, else the reader's system.
 export function isDark() {
   const lab = document.body.dataset.jpThemeLight;
@@ -67,7 +70,8 @@ function cutAt(ink, clip) {
 
 // What a canvas draws with; it is told only what changes, which is faster.
 function makePen(ink, shade) {
-  let fill, edge, isDashed, thick, tile;
+  let fill, edge, isDashed, thick;
+  const tiles = {};
   const pen = {
     reset() {
       [fill, edge, isDashed, thick] = ["", "", false, 1];
@@ -77,8 +81,8 @@ function makePen(ink, shade) {
     fillWith(colour) {
       if (colour !== fill) ink.fillStyle = fill = colour;
     },
-    fillWithHatch() {
-      pen.fillWith(tile ??= hatchPattern(ink, style.faint[shade]));
+    fillWithTile(name) {
+      pen.fillWith(tiles[name] ??= tilePattern(ink, name, style.faint[shade]));
     },
     edgeOf(mark, usual) {
       const colour = mark.edge[shade], dash = Boolean(mark.dash), wide = mark.thick || usual;
@@ -91,33 +95,44 @@ function makePen(ink, shade) {
   return pen;
 }
 
-function hatchPattern(ink, colour) {
+function tilePattern(ink, name, colour) {
   const scale = ink.getTransform().a;
-  const pattern = ink.createPattern(hatchTile(colour, scale), "repeat");
+  const pattern = ink.createPattern(tileOf(name, colour, scale), "repeat");
   pattern.setTransform(new DOMMatrix([1 / scale, 0, 0, 1 / scale, 0, 0]));
   return pattern;
 }
 
-const hatchTiles = new Map(); // colour and scale -> a tile with one thin diagonal
+const knownTiles = new Map(); // name, colour and scale -> a tile
+const drawTile = { hatch: drawDiagonal, dots: drawDot };
 
-function hatchTile(colour, scale) {
-  const key = colour + scale;
-  if (!hatchTiles.has(key)) {
+function tileOf(name, colour, scale) {
+  const key = [name, colour, scale].join();
+  if (!knownTiles.has(key)) {
     const tile = document.createElement("canvas");
-    tile.width = tile.height = 5 * scale;
+    tile.width = tile.height = TILE * scale;
     const ink = tile.getContext("2d");
     ink.scale(scale, scale);
-    ink.strokeStyle = colour;
-    ink.lineWidth = 0.9;
-    ink.beginPath();
-    for (const x of [-5, 0, 5]) {
-      ink.moveTo(x, 5);
-      ink.lineTo(x + 5, 0);
-    }
-    ink.stroke();
-    hatchTiles.set(key, tile);
+    ink.fillStyle = ink.strokeStyle = colour;
+    drawTile[name](ink);
+    knownTiles.set(key, tile);
   }
-  return hatchTiles.get(key);
+  return knownTiles.get(key);
+}
+
+function drawDiagonal(ink) {
+  ink.lineWidth = 0.9;
+  ink.beginPath();
+  for (const x of [-TILE, 0, TILE]) {
+    ink.moveTo(x, TILE);
+    ink.lineTo(x + TILE, 0);
+  }
+  ink.stroke();
+}
+
+function drawDot(ink) {
+  ink.beginPath();
+  ink.arc(TILE / 2, TILE / 2, 0.9, 0, 2 * Math.PI);
+  ink.fill();
 }
 
 const canvasAlign = { left: "left", middle: "center", right: "right" };
@@ -134,8 +149,9 @@ function paintBox(ink, pen, mark, shade) {
     pen.fillWith(mark.fill[shade]);
     ink.fillRect(x, y, w, h);
   }
-  if (mark.hatch) {
-    pen.fillWithHatch();
+  for (const name of TILES) {
+    if (!mark[name]) continue;
+    pen.fillWithTile(name);
     ink.fillRect(x, y, w, h);
   }
   if (mark.edge) {

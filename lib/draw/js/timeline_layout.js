@@ -11,6 +11,9 @@ const BAR_HEIGHT = 18, RANK_GAP = 9; // px of a rank: what it computes, and pape
 const STACK_HEIGHT = 40; // px of what memory holds, under the bars of its rank
 const COMM_HEIGHTS = [16, 13, 8, 6]; // px of a line of communication, by how many a rank needs
 
+// Grey alone would look like what is computed and has no colour of its own.
+const IDLE_LOOK = { dots: true, edge: style.faint };
+
 // Reads the data of a timeline once: what follows from them at any width and zoom.
 export function readTimeline(data) {
   const runs = data.runs.map(eventsOf), lines = lanesOf(runs[0]);
@@ -64,15 +67,13 @@ function viewOf({ place, span }, { from, to }, width) {
   return { from, to, scale, left, right, x, end: x(span) };
 }
 
-// Where a rank computes nothing: an empty outline, since the grey of plain compute is close to that
-// of the grid.
+// Where a rank computes nothing.
 function addGaps(marks, { gaps, names, place, time }, { from, to, scale, x }) {
   for (const [i, begin, end] of gaps) {
     if (end < from || begin > to) continue;
-    const about = () =>
-      `${names[i]}: not computing\nfrom ${time(begin)}, for ${time(end - begin)}`;
-    const more = { edge: style.faint, inside: true, about }, w = (end - begin) * scale;
-    marks.push(boxMark(x(begin), place.y(i, 0, 0), w, BAR_HEIGHT, more));
+    const about = () => `${names[i]}: not computing\nfrom ${time(begin)}, for ${time(end - begin)}`;
+    const more = { ...IDLE_LOOK, inside: true, about };
+    marks.push(boxMark(x(begin), place.y(i, 0, 0), (end - begin) * scale, BAR_HEIGHT, more));
   }
 }
 
@@ -180,7 +181,7 @@ function keysOfTimeline({ runs, shown, memory, levels }, state, waits) {
     .filter(([name]) => shown.has(name))
     .map(([name, shade]) => [[...shown.get(name)].sort().join(", "), shade, false]);
   keys.push(...levelKeys(levels.reduce((a, b) => Math.max(a, b), 0)));
-  if (state.bubble) keys.push(["not computing", null, "solid"]);
+  if (state.bubble) keys.push(["not computing", null, "dots"]);
   if (waits) keys.push(["waiting for others", null, true]);
   for (const run of runs.slice(1)) keys.push([run.source, null, false]);
   for (const kind of memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
