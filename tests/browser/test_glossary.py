@@ -119,6 +119,10 @@ def test_the_pointer_opens_a_definition_and_may_enter_it(book_page):
     page.wait_for_url(re.compile(r"00-ranks\.html#start-four-ranks$"))
 
 
+def focused(page):
+    return page.evaluate("() => document.activeElement.textContent.trim()")
+
+
 def test_the_keyboard_opens_a_definition_and_leads_into_it(book_page):
     page = book_page(CHAPTER)
     mark, box = first_mark(page), page.locator(BOX)
@@ -127,13 +131,53 @@ def test_the_keyboard_opens_a_definition_and_leads_into_it(book_page):
     box.wait_for()
     described = mark.get_attribute("aria-describedby")
     assert page.locator(f"#{described}").text_content().startswith("rank")
-    page.keyboard.press("Tab")
-    assert page.evaluate("() => document.activeElement.textContent").startswith("chapter 0")
+    assert "↓ to the links" in box.text_content()
+    page.screenshot(path=SCREENSHOTS / "glossary-keyboard.png")
+    page.keyboard.press("ArrowDown")
+    assert focused(page).startswith("chapter 0")
     page.keyboard.press("Escape")
     assert box.count() == 0
     assert mark.evaluate("(mark) => mark === document.activeElement"), "where the reader was"
+    mark.blur()
+    mark.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    assert mark.evaluate("(mark) => mark === document.activeElement") and box.is_visible()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"00-ranks\.html#start-four-ranks$"))
+
+
+def test_arrow_keys_lead_to_every_word_and_tab_to_one_of_each_section(book_page):
+    page = book_page("01-data-parallel")
+    marks = page.locator("article a.term:visible")
+    sections = marks.evaluate_all("(all) => new Set(all.map((a) => a.closest('section').id)).size")
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if marks.first.evaluate("(mark) => mark === document.activeElement"):
+            break
+    words = [word.strip() for word in marks.all_text_contents()[:20]]
+    walked = [(focused(page), page.keyboard.press("ArrowRight"))[0] for _ in words]
+    assert walked == words
+    page.keyboard.press("ArrowLeft")
+    assert focused(page) == words[-1]
     page.keyboard.press("Tab")
-    assert mark.get_attribute("aria-describedby") is None
+    assert page.locator("article a.term:visible[tabindex='0']").count() >= sections > 10
+    assert focused(page) not in words[-1:], "Tab leaves the section's words behind"
+    assert page.locator(BOX).locator("a[tabindex='0']").count() == 0
+
+
+def test_few_tabs_lead_to_the_first_guess(book_page):
+    """They were 74: each word was a stop, and so was the link in its hidden box."""
+    page = book_page("01-data-parallel")
+    guess = page.locator("figure.mrom[aria-label='Your guess']").first
+    guess.locator("canvas").first.wait_for()
+    inside = "(figure) => figure.contains(document.activeElement)"
+    tabs = 0
+    while tabs < 100 and not guess.evaluate(inside):
+        page.keyboard.press("Tab")
+        tabs += 1
+    assert 10 < tabs - 1 <= 37
 
 
 def test_a_tap_opens_and_a_tap_elsewhere_closes(book, browser, wrongs):
@@ -159,8 +203,10 @@ def test_a_tap_opens_and_a_tap_elsewhere_closes(book, browser, wrongs):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing_in_a_definition_and_in_the_list(book, book_page, dark):
     page = book_page(CHAPTER, dark=dark)
-    first_mark(page).hover()
-    page.locator(BOX).wait_for()
+    page.keyboard.press("Tab")
+    first_mark(page).focus()  # with the line about keys
+    page.locator(BOX).locator("small").wait_for()
+    page.screenshot(path=SCREENSHOTS / f"glossary-{'dark' if dark else 'light'}.png")
     said = complaints(page, "#wait-less-local-sgd")
     assert not said, said
     page.goto((book / "data/glossary.html").as_uri())
@@ -206,9 +252,16 @@ def test_words_are_marked_in_jupyterlab_and_the_notebook_stays_as_it_is(lab, fol
     mark.hover()
     box.wait_for()
     assert "A rank is one process" in box.text_content()
-    page.screenshot(path=SCREENSHOTS / "glossary-jupyterlab.png")
     page.keyboard.press("Escape")
     assert box.count() == 0
+    page.keyboard.press("Tab")
+    stops = "(cells) => cells.map((cell) => cell.querySelectorAll('a.term[tabindex=\"0\"]').length)"
+    assert max(page.locator(".jp-MarkdownCell").evaluate_all(stops)) == 1
+    mark.focus()
+    page.keyboard.press("ArrowDown")
+    assert focused(page).startswith("chapter 0")
+    page.screenshot(path=SCREENSHOTS / "glossary-jupyterlab.png")
+    page.keyboard.press("Escape")
     page.wait_for_function(SETTLED)
     page.wait_for_timeout(500)
     assert not page.evaluate(f"() => {MODEL}.dirty")
