@@ -260,7 +260,8 @@ function revealText(tries, answer, unit) {
 }
 
 // Tells how far off a guess is: "right" within 1 %, "12 % too much", "3.2 times too little", and "3
-// bytes too little" where one is 0. Of a percentage the points are told: "12 %" would be one itself.
+// bytes too little" where one is 0. Of a percentage the points are told: "12 %" of it would be one
+// itself.
 export function howFar(value, answer, unit) {
   if (typeof answer === "string") return value === answer ? "right" : "not this time";
   if (Math.abs(value - answer) <= 0.01 * Math.abs(answer)) return "right";

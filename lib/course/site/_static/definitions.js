@@ -1,7 +1,8 @@
 // Shows the definition of a marked word beside it: under the pointer, with the keyboard's focus, or
 // after a tap. Tab stops at one word of a section; the arrow keys lead from it to the other words,
-// and into the open box with its links. In the book the marks are in the page and are links to the glossary's own page; in
-// JupyterLab ../lab/glossary.js makes them. A plain script, for pages from file:// load no modules.
+// and into the open box with its links. In the book the marks are in the page and are links to the
+// glossary's own page; in JupyterLab ../lab/glossary.js makes them. A plain script, for pages from
+// file:// load no modules.
 
 "use strict";
 
