@@ -9,14 +9,13 @@ from tests.browser.seen import alive
 from tests.every import every
 
 HOW_MANY = "Four ranks hold 1,000,000 bytes each. How many bytes does rank 0 send?"
-RANKS = ["rank 0", "rank 1", "rank 2", "rank 3"]
+RANKS = [f"rank {n}" for n in range(4)]
 OWN = """async ([text, name, cases]) => {
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
     const own = await import(url);
     return cases.map((given) => own[name](...given));
 }"""
-# A second picture on the page of the first: the same module, as in a notebook.
-BESIDE = """async ([text, data]) => {
+BESIDE = """async ([text, data]) => { // a second picture, by the same module, as in a notebook
     const place = document.createElement("div");
     document.querySelector("#here").after(place);
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
@@ -142,11 +141,10 @@ FAR = [
 ]  # fmt: skip
 
 
-def test_how_far_off_it_was_is_told_in_words(page):
-    told = own(page, "howFar", [(value, answer, "bytes") for value, answer, _ in FAR])
-    assert told == [words for _, _, words in FAR]
-    points = own(page, "howFar", [(30, 33, "%"), (34, 33, "%"), (33.1, 33, "%")])
-    assert points == ["3 points too little", "1 point too much", "right"], "no % of a %"
+@pytest.mark.parametrize("cases, unit", [(FAR, "bytes"), ([(30, 33, "3 points too little")], "%")])
+def test_how_far_off_it_was_is_told_in_words(page, cases, unit):
+    asked = [(value, answer, unit) for value, answer, _ in cases]
+    assert own(page, "howFar", asked) == [words for *_, words in cases]
 
 
 # --- on the page

@@ -62,7 +62,8 @@
     box.style.top = `${below ? line.bottom + 2 : line.top - height - 2}px`;
   }
 
-  const seenMarks = (root) => [...root.querySelectorAll("a.term")].filter((a) => a.checkVisibility());
+  const seenMarks = (root) =>
+    [...root.querySelectorAll("a.term")].filter((a) => a.checkVisibility());
 
   // Tab stops at the word that has the focus, and at the first one of each other group.
   function setStops(root) {
