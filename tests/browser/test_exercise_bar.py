@@ -124,14 +124,17 @@ write.check(my_sm3 if limit else None)"""
 WHOLE = f"from lib.course.lean_optimizers.exercises import write\n\n\n{ATTEMPT}\n\n\n" + (
     "limit = 3\nwrite.check(my_sm3 if limit else None)"
 )
+FAR = "from math import pi as limits"
+REPAIR = "from lib.course.lean_optimizers.exercises import repair\n\nrepair.check(limits)"
 NUMBERS = "predict.check(adam=1, adafactor=2, sm3=3, sm3_with_momentum=4)"
 
 
 def test_a_solution_pasted_over_the_whole_cell_is_checked_all_the_same(lab, folder):
     """Check puts back the imports and the call that the pasted text lacks, and nothing else."""
     path = folder / "11-pasted.ipynb"
-    sources = [SETUP.partition("\nfrom math")[0], PREDICT, FUNCTION]
+    sources = [SETUP.partition("\nfrom math")[0], PREDICT, FUNCTION, FAR, REPAIR]
     cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
+    cells[-1].outputs = [nbformat.v4.new_output("stream", text="Not solved yet.")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)
     page = lab.open(path.stem)
     source = "place => jupyterapp.shell.currentWidget.content.widgets[place].model.sharedModel"
@@ -144,6 +147,9 @@ def test_a_solution_pasted_over_the_whole_cell_is_checked_all_the_same(lab, fold
         bar.get_by_role("button", name="Check", exact=True).click()
         page.locator(".jp-Cell").nth(place).locator(".jp-OutputArea-output").first.wait_for()
     bar.get_by_text("✓ Solved", exact=True).wait_for()
+    refused = bar_of(page, "repair")
+    refused.get_by_role("button", name="Check", exact=True).click()
+    refused.get_by_text("first. What the cell shows below is of an earlier run.").wait_for()
     now = [page.evaluate(f"place => ({source})(place).getSource()", place) for place in (1, 2)]
     head = "from lib.course.lean_optimizers.exercises import predict"
     assert now == [f"{head}\n\n\n{NUMBERS}", WHOLE]

@@ -8,6 +8,7 @@
   const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
   const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
   const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
+  const OLD = "What the cell shows below is of an earlier run.";
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -230,7 +231,9 @@
       if (names.length) {
         const [are, they] = names.length > 1 ? ["are", "they"] : ["is", "it"];
         const list = names.map((name) => `\`${name}\``).join(", ");
-        this.say(`${list} ${are} not known to the kernel yet. Run the cells above first.`, true);
+        const old = this.cell.model.outputs.length ? ` ${OLD}` : "";
+        const first = `${list} ${are} not known to the kernel yet. Run the cells above first.`;
+        this.say(first + old, true);
         return;
       }
       this.say("");
