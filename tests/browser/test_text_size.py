@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib.draw import bits, schedule, timeline
+from lib.draw import bits, guess, schedule, timeline
 from tests.browser.same import crowded
 from tests.browser.test_timeline import box, late
 
@@ -50,3 +50,23 @@ def test_what_is_pointed_at_is_found_where_it_is_seen(other_bench):
     large.canvas.hover(position={axis: 2 * value for axis, value in place.items()})
     large.settle()
     assert large.tip.startswith("rank 0: forward")
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        lambda: guess("Four equal stages: what is idle?", unit="microseconds"),
+        schedule,
+        bits,
+    ],
+    ids=["guess", "schedule", "bits"],
+)
+def test_no_control_is_wider_than_a_phone(other_bench, picture):
+    """What does not fit beside its words stands below them."""
+    large = other_bench(picture(), 304, flags=TWICE)
+    edges = """node => [...node.querySelectorAll("button, input, select, label, output, summary")]
+        .filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().right)"""
+    frame = large.node.bounding_box()
+    found = large.node.evaluate(edges)
+    assert len(found) > 2 and max(found) <= frame["x"] + frame["width"] + 1
+    large.screenshot(f"text-twice-phone-{large.ask('p => p.shape.title')}")

@@ -14,6 +14,11 @@ const FOOTER_RULES = `
 
 const ENTRY_RULES = `
 .mrom-controls form:has(.mrom-wrong:not(:empty)){width:100%}
+.mrom-controls form,.mrom-controls>label,.mrom-controls select{max-width:100%}
+.mrom-narrow .mrom-controls>label:not(.mrom-slider){flex-wrap:wrap}
+.mrom.mrom-narrow .mrom-controls>.mrom-slider{min-width:min-content}
+.mrom-narrow .mrom-controls form label{flex-wrap:wrap}
+.mrom.mrom-narrow .mrom-controls form input{flex:1 1 5em}
 .mrom-wrong{flex:1 1 200px}
 .mrom-wrong:empty{display:none}
 .mrom input[aria-invalid]{border:2px solid var(--wrong)}`;
