@@ -120,6 +120,13 @@ BUGS = {
 }
 
 
+def _cell(program: Callable, bug: str) -> str:
+    """Return a cell that can replace another one: without the import it would lose its buttons."""
+    text = inspect.getsource(program).rstrip()
+    check = f'repair.check({program.__name__}, world, bug="{bug}")'
+    return f"{text}\n\n\nfrom lib.course.fsdp.exercises import repair\n\n{check}"
+
+
 @dataclass
 class Repair(Hints):
     """Asks for the repair of one of `BUGS`, which the reader chooses by its name."""
@@ -134,8 +141,8 @@ class Repair(Hints):
         return BUGS[bug].check(attempt, world)
 
     def show(self, bug: str = "clip") -> None:
-        """Print a broken program, for you to copy and repair."""
-        print(self._refused(bug) or inspect.getsource(BUGS[bug].program).rstrip())
+        """Print a whole cell with a broken program and its check, for you to copy and repair."""
+        print(self._refused(bug) or _cell(BUGS[bug].program, bug))
 
     def _refused(self, bug) -> str:
         """Turn to a bug, whose hints come from now on; return why it cannot be one."""

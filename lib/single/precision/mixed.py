@@ -9,7 +9,8 @@ tables are those of `torch.autocast` (PyTorch's documentation of torch.amp, "Op-
 1. Products of matrices have the most arithmetic, and 16-bit units are fast at it. Their inputs are
    rounded to the format; the hardware adds up in fp32 and rounds the result once.
 2. Operations that add up many numbers, square or exponentiate them leave the range of 16 bits, or
-   lose the small ones: norms, softmax, losses, sums, powers. Their inputs are widened to fp32.
+   lose the small ones: norms, softmax, losses, sums, powers. Their inputs are widened to fp32. (As
+   in autocast, not those of batch norm and `mean`, whose kernels add up in fp32 inside.)
 3. All others run in the formats in which their inputs come, and PyTorch widens where two meet: in a
    GPT the sum of the residual stream (fp32) and a product (16 bits) is in fp32.
 Weights stay in fp32 and are rounded anew for each product, so they are master weights by
@@ -30,12 +31,11 @@ PRODUCTS = {
     "attention": {"scaled_dot_product_attention"},
 }
 FP32 = {
-    "norm": {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize"},
+    "norm": {"layer_norm", "rms_norm", "group_norm", "normalize"},
     "softmax": {"softmax", "log_softmax", "logsumexp", "softmin"},
     "loss": {"cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
              "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"},
-    "sum": {"sum", "mean", "prod", "cumsum", "cumprod", "norm", "vector_norm", "var", "std",
-            "dist", "cdist"},
+    "sum": {"sum", "prod", "cumsum", "cumprod", "norm", "vector_norm", "dist", "cdist"},
     "power": {"exp", "expm1", "log", "log2", "log10", "log1p", "pow", "__pow__", "__rpow__",
               "rsqrt", "reciprocal", "acos", "asin", "cosh", "sinh", "tan", "softplus"},
 }  # fmt: skip

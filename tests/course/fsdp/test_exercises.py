@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import pad
 
+from lib.course.fsdp import bugs
 from lib.course.fsdp import exercises as chapter
 from lib.course.fsdp.repair import BUGS
 
@@ -262,6 +263,17 @@ def test_each_bug_shows_and_its_repair_is_accepted(world, bug, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith(f"def {BUGS[bug].program.__name__}(") and "Hint 1 of" in shown
     assert BUGS[bug].hints[0].split()[-1] in shown
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_what_is_shown_of_a_bug_is_a_whole_cell(world, bug, capsys):
+    """Pasted over the cell of the exercise it keeps the import, which the buttons look for."""
+    chapter.repair.show(bug)
+    names = {name: value for name, value in vars(bugs).items() if not name.startswith("__")}
+    names |= {"__name__": "__main__", "world": world}
+    checked = capsys.readouterr().out.replace("\nrepair.check", "\nverdict = repair.check")
+    exec(checked, names)
+    assert names["repair"] is chapter.repair and SYMPTOMS[bug] in names["verdict"].text
 
 
 def test_a_bug_that_is_not_there_is_refused(world, capsys):

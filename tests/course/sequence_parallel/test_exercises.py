@@ -212,8 +212,7 @@ def test_the_solutions_of_the_text_are_those_that_solve(notebook, world):
             for block in re.findall(r"```python\n(.*?)```", prose(notebook), re.S)
             if f"def {name}" in block
         )
-        names = {"torch": torch, "dist": dist, "cross_entropy": cross_entropy,
-                 "collectives": collectives}  # fmt: skip
+        names = {"torch": torch, "dist": dist, "collectives": collectives, "world": world}
         exec(code, names)
         assert checker.check(names[name], world).solved
 

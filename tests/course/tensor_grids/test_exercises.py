@@ -136,7 +136,9 @@ def test_no_function_of_the_chapter_solves_the_repair(world):
 def test_the_chapter_starts_from_the_fault_and_folds_its_mend(notebook, world):
     """The start state and the solution are run as they stand there."""
     cells = {cell.id: cell.source for cell in notebook.cells}
-    (solution,) = re.findall(r"```python\n(def weight_gradient.*?)```", cells["exer0004"], re.S)
+    (solution,) = re.findall(
+        r"```python.*?(def weight_gradient.*?)\n\n\nrepair", cells["exer0004"], re.S
+    )
     (start,) = re.findall(r"(def weight_gradient.*?)\n\n\nrepair", cells["exer0005"], re.S)
     for source, solved in ((start, False), (solution, True)):
         names = {"torch": torch, "dist": dist, "broadcast": broadcast}

@@ -10,7 +10,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from lib.predict.shape import GPTShape
 from lib.single import GPT, Batches, next_token_loss
-from lib.single.precision.mixed import KEEP, Formats, mixed
+from lib.single.precision.mixed import FP32, KEEP, PRODUCTS, Formats, mixed
 from lib.single.recompute import recompute
 from tests.every import every
 
@@ -185,3 +185,14 @@ def test_misuse_is_refused_in_words():
     model = mixed(gpt(), torch.float16)
     with pytest.raises(ValueError, match="mixed already"):
         mixed(model, torch.bfloat16)
+
+
+def test_every_function_of_the_table_has_its_rule_in_autocast_on_cuda():
+    """And what PyTorch writes as others that have one; batch_norm and mean have none."""
+    listed = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    ruled = {name.removeprefix("aten::").split(".")[0] for name in listed}
+    ruled |= {"vector_norm"} & {name.removeprefix("linalg_") for name in ruled}
+    composed = {"normalize", "softmin", "cross_entropy"}  # of vector_norm, softmax, log_softmax
+    for row, names in (PRODUCTS | FP32).items():
+        assert {name.strip("_") for name in names} - ruled - composed <= {"rmatmul", "rpow"}, row
+    assert not {"batch_norm", "instance_norm", "mean", "var", "std"} & ruled
