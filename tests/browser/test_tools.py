@@ -301,6 +301,8 @@ def test_two_fingers_zoom_and_one_moves_what_is_zoomed(fingers, which):
     touch("End")
     assert seen.state["from"] > zoomed["from"] + 0.03 * whole
     assert seen.page.evaluate("scrollX + scrollY") == 0
+    for fold in seen.node.locator(".mrom-fold > summary").all():
+        fold.tap()
     seen.control("Show the whole time").tap()
     seen.settle()
     assert (seen.state["from"], seen.state["to"]) == (0, whole)

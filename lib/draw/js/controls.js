@@ -1,6 +1,6 @@
-// Real buttons and inputs with labels. A control is data: {kind, name, label, hidden, ...}, or a
-// function that makes it from the state. Each kind has a builder, which gives its node and what
-// brings it up to date; `now()` is the control as it is now, `set(changes)` changes the state.
+// Real buttons and inputs with labels. A control is data: {kind, name, label, hidden, isFolded},
+// or a function that makes it from the state. Each kind has a builder, which gives its node and
+// what brings it up to date; `now()` is the control as it is now, `set(changes)` changes the state.
 import { changesTo, jumpAhead, jumpBack, makeMotion } from "./motion.js";
 
 const focusable = /^(button|input|select|textarea|summary|canvas|pre)$/;
@@ -28,6 +28,7 @@ export function buildControl(control, set, state, kernel, moving = []) {
   const [node, update] = builder(now, set, state, kernel, moving);
   return {
     node,
+    isFolded: Boolean(now().isFolded),
     update() {
       node.hidden = Boolean(now().hidden);
       update();

@@ -23,9 +23,11 @@
 //     where it is more than what the marks tell; files: [[label, ending, () => text]], to be saved
 //   begin(set), end(): for what changes outside of the picture
 //   printed: what stands below it on paper, where no button can be pressed
+//   fold(state): what names the controls that are folded on a narrow page, which say `isFolded`
 //   isBelow: the controls stand below it; isText: it is words already.
 import { buildControl, element } from "./controls.js";
 import { makeCover } from "./covers.js";
+import { makePanel } from "./fold.js";
 import { connectKernel } from "./kernel.js";
 import { connectKeys, outlineOf } from "./keys.js";
 import { isDark, onTheme, paint, prepareCanvas } from "./paint.js";
@@ -94,9 +96,10 @@ function draw(figure, shape, model, before) {
     set: (changes = {}, isPassing = false) => changeState(view, changes, isPassing),
     announce: (text) => (view.nodes.announcement.textContent = text),
   };
-  const kernel = connectKernel(model, view.announce, () => updateControls(view));
-  view.controls = (shape.controls || [])
+  const kernel = connectKernel(model, view.announce, () => view.panel.update());
+  const controls = (shape.controls || [])
     .map((control) => buildControl(control, view.set, view.state, kernel, shape.moving));
+  view.panel = makePanel(controls, shape.fold, view.state);
   const tools = makeTools(view);
   view.cover = makeCover(figure);
   view.nodes = makeNodes(view, tools.node);
@@ -118,7 +121,7 @@ function draw(figure, shape, model, before) {
 }
 
 function makeNodes(view, tools) {
-  const { figure, shape, controls } = view, { title, summary, isBelow, isText } = shape;
+  const { figure, shape, panel } = view, { title, summary, isBelow, isText } = shape;
   figure.setAttribute("aria-label", title);
   const below = element("canvas", { "aria-hidden": "true" });
   const label = canvasLabel(summary, shape);
@@ -134,9 +137,8 @@ function makeNodes(view, tools) {
   const summaryBox = element("details", { class: "mrom-summary" }, handle, summaryText);
   summaryBox.hidden = Boolean(isText);
   summaryBox.addEventListener("toggle", () => showSummary(view));
-  const panel = element("div", { class: "mrom-controls" }, ...controls.map((c) => c.node));
-  if (controls.length && !isBelow) figure.append(panel);
-  figure.append(heading, stage, caption, ...(isBelow ? [panel] : []), status, announcement);
+  if (shape.controls?.length && !isBelow) figure.append(panel.node);
+  figure.append(heading, stage, caption, ...(isBelow ? [panel.node] : []), status, announcement);
   figure.append(view.cover.node);
   figure.append(element("div", { class: "mrom-footer" }, summaryBox, tools));
   if (shape.printed) figure.append(element("p", { class: "mrom-printed", text: shape.printed }));
@@ -185,7 +187,7 @@ function redraw(view) {
   nodes.stage.style.height = `${height * scale}px`;
   view.cover.cover(Boolean(view.laid.covers));
   showTexts(view);
-  updateControls(view);
+  view.panel.update();
   followTip(view);
   took.frame = performance.now() - start;
 }
@@ -210,10 +212,6 @@ function canvasLabel(summary, { keys = "Arrow keys go from part to part." }) {
   return `${summary.replace(/\.$/, "")}. ${keys}`;
 }
 
-function updateControls({ controls }) {
-  for (const control of controls) control.update();
-}
-
 // Lays the picture out as wide as its figure is, now and later; returns what ends that.
 function onResize(view) {
   const resize = () => {
@@ -223,6 +221,7 @@ function onResize(view) {
     const larger = enlargeText(view.figure), text = Math.max(1, Math.min(larger, room / PHONE));
     const scale = isFull ? fullScale(view, room) : text, width = Math.floor(room / scale);
     view.figure.classList.toggle("mrom-narrow", width < NARROWEST);
+    view.panel.arrange(width < NARROWEST);
     if (width === view.width && scale === view.scale) return;
     Object.assign(view, { width, scale });
     renew(view);

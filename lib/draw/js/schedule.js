@@ -71,11 +71,12 @@ export function picture(gathered) {
     },
     moving: ["now", "picked"],
     keys: KEYS,
+    fold: ({ kind }) => `${kind === "interleaved" ? "Stages, times" : "Times"}, zoom, copy`,
     controls: [
       ...(data.isExercise ? [] : settingControls(data)),
       ...editControls(data),
       headControl(data, shown, zoom.zoomed),
-      ...zoom.controls,
+      ...zoom.controls.map((one) => ({ ...one, isFolded: !data.isExercise })),
     ],
     layout(s, width) {
       const laid = laySchedule(data, s, width);
@@ -169,15 +170,16 @@ function settingControls(data) {
     const { max, step } = data.scale[name], isNeeded = ["forward", "backward_input"].includes(name);
     const each = (s) => (name !== "send" && isSeveral(s) ? " a rank" : "");
     const show = (value, s) => figureText(value, data.unit) + each(s);
-    return { kind: "slider", name, label: TIMES[name], min: isNeeded ? step : 0, max, step, show };
+    const range = { min: isNeeded ? step : 0, max, step };
+    return { kind: "slider", name, label: TIMES[name], ...range, show, isFolded: true };
   };
-  const link = { kind: "choice", name: "link", label: "Messages", options: LINKS };
+  const link = { kind: "choice", name: "link", label: "Messages", options: LINKS, isFolded: true };
   const rankLabel = (s) => (isSeveral(s) || s.kind === "interleaved" ? "Ranks" : "Stages");
   return [
     { kind: "choice", name: "kind", label: "Schedule", options },
     (s) => count("ranks", rankLabel(s), s.kind === "given"),
     (s) => count("microbatches", "Microbatches", s.kind === "given"),
-    (s) => count("chunks", "Stages a rank", s.kind !== "interleaved"),
+    (s) => ({ ...count("chunks", "Stages a rank", s.kind !== "interleaved"), isFolded: true }),
     ...Object.keys(TIMES).map(time),
     (s) => ({ ...link, hidden: data.block || !s.send }),
   ];
@@ -190,7 +192,7 @@ function editControls(data) {
     { kind: "button", label: "Undo", press: undoMove, off: isPlain },
     { kind: "reset", label: "Reset", press: reset, off: isPlain },
     (s) => ({ ...startButton(s), hidden: !data.begun }),
-    { kind: "button", label: "Copy as text", press: copy },
+    { kind: "button", label: "Copy as text", press: copy, isFolded: !data.isExercise },
   ];
 }
 

@@ -26,14 +26,16 @@ export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 
   const isNarrow = width < NARROW_ROWS,
     place = isNarrow ? narrowPlace(schedule, width) : widePlace(width);
   const [from, end] = isNarrow ? [0, width] : [place.left, place.kept.x - 8];
-  const stats = layStats(statsOf(run, unit, par), from, end);
-  const top = stats.y + (isNarrow ? style.line : 0), step = ROW_HEIGHT + ROW_GAP;
-  const bottom = top + schedule.rows.length * step, { left, right, kept } = place;
+  const step = ROW_HEIGHT + ROW_GAP, tall = schedule.rows.length * step;
+  const above = isNarrow ? style.line + 8 : 0; // "rank", and then the rows come first
+  const statsTop = isNarrow ? above + tall + 2 * style.line : 0;
+  const stats = layStats(statsOf(run, unit, par), from, end, statsTop);
+  const top = isNarrow ? above : stats.y, bottom = top + tall, { left, right, kept } = place;
   const span = Math.max(run.makespan, par || 0) || 1, [begin, until] = shares.map((s) => s * span);
   const pixels = (right - left) / (until - begin), zero = left - begin * pixels;
-  const keptTop = isNarrow ? bottom + 3 * style.line + 10 : top;
+  const keptTop = isNarrow ? stats.y + style.line : top;
   Object.assign(place, { top, bottom, pixels, zero, limit, isNarrow, step, span });
-  Object.assign(kept, { top: keptTop, bottom: keptTop + schedule.rows.length * step });
+  Object.assign(kept, { top: keptTop, bottom: keptTop + tall });
   const levels = levelsOf(schedule);
   const bars = layBars(schedule, run, levels, place, unit), marks = [...stats.marks, ...bars];
   if (isNarrow) marks.push(textMark(0, top - 16, "rank"));
@@ -45,8 +47,8 @@ export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 
   }
   marks.push(...axisMarks(left, right, bottom, begin, until, unit));
   if (!run.refused) marks.push(...layKept(schedule, run, place));
-  const isBelow = isNarrow && !run.refused;
-  const low = isBelow ? kept.bottom + 8 : bottom + 2 * style.line + 10;
+  const rowsEnd = isNarrow ? stats.y : bottom + 2 * style.line + 10;
+  const low = isNarrow && !run.refused ? kept.bottom + 8 : rowsEnd;
   const keys = legendMarks(keysOf(schedule, run, levels), isNarrow ? 0 : left, low, width);
   const written = bars.filter((mark) => mark.isNumber).length;
   const hasAll = written >= bars.filter((mark) => Number.isInteger(mark.id)).length;
@@ -97,9 +99,9 @@ function statsOf(run, unit, par) {
   return names.map((name, i) => [name, values[i], explained[i]]);
 }
 
-function layStats(items, left, right) {
+function layStats(items, left, right, top) {
   const marks = [];
-  let x = left, y = 0;
+  let x = left, y = top;
   items.forEach(([name, value, about], i) => {
     const w = Math.max(name.length, value.length) * style.letter;
     if (x > left && x + w > right) [x, y] = [left, y + 2 * style.line + 6];

@@ -23,8 +23,18 @@ const ENTRY_RULES = `
 .mrom-wrong:empty{display:none}
 .mrom input[aria-invalid]{border:2px solid var(--wrong)}`;
 
-// On a phone: sliders in two columns, and that of a player on a line of its own.
+// On a phone: sliders in two columns, and that of a player on a line of its own; what is rarely
+// used is folded, and fingers find what they aim at.
 const NARROW_RULES = `
+.mrom-narrow .mrom-controls{gap:8px 9px;align-items:center}
+.mrom-narrow .mrom-controls :is(button,select,input[type=text],summary){min-height:36px}
+.mrom-narrow .mrom-controls .mrom-toggle{min-height:36px}
+.mrom-fold summary{display:flex;align-items:center;gap:6px;cursor:pointer;color:var(--link)}
+.mrom-fold summary::before{content:"▸"}
+.mrom-fold[open] summary::before{content:"▾"}
+.mrom-fold{flex:1 1 9em;line-height:1.3}
+.mrom-fold[open]{flex-basis:100%}
+.mrom-fold .mrom-controls{margin:4px 0}
 .mrom-narrow .mrom-controls>.mrom-slider{flex:1 1 calc(50% - 9px)}
 .mrom-narrow .mrom-controls form label{flex:1 1 150px;min-width:0}
 .mrom-narrow .mrom-controls form input{flex:1;min-width:0}

@@ -16,7 +16,8 @@ JS = Path(__file__).parents[1] / "js"
 # The files that every picture shares, what a file imports before it.
 HAND = (
     "numbers", "colours", "marks", "meanings", "axes", "paint", "stylesheet", "motion",
-    "controls", "mark_rows", "pointer", "keys", "kernel", "page_svg", "tools", "covers", "frame",
+    "controls", "fold", "mark_rows", "pointer", "keys", "kernel", "page_svg", "tools", "covers",
+    "frame",
 )  # fmt: skip
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', flags=re.MULTILINE)
 
