@@ -2,9 +2,10 @@
 // tooltip, a status, announcements for screen readers, the picture in words, and tools.
 //
 // A kind's file exports picture(data), which gives {title, summary, state, controls, ...} and
-//   layout(state, width) -> {marks, height, clip, status, summary, width}: pure, and alone decides
-//     what is drawn, here and on the still, which is the first state; `summary` where the first one
-//     does not stay true, `width` where less is enough
+//   layout(state, width, seen) -> {marks, height, clip, status, summary, width}: pure, and alone
+//     decides what is drawn, here and on the still, which is the first state; `seen` is what of the
+//     width is seen without scrolling; `summary` where the first one does not stay true, `width`
+//     where less is enough
 //   overlay(state, width, laid) -> marks over it; names of state in `moving` change nothing else
 //   laid.heading and laid.caption where those of the data do not stay true: the heading is a
 //     sentence above the picture, the caption says below it what its numbers are
@@ -13,6 +14,7 @@
 //   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
 //   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) -> changes, and
 //     end(at, state, laid, isCancelled) -> changes: cancelled where fingers scroll or zoom instead}
+//     isHeld(state): whether what is dragged must not scroll too, which it must not by default
 //   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
 //   undo(state), redo(state) -> the same, for Control+Z and Control+Shift+Z
@@ -24,6 +26,8 @@
 //   begin(set), end(): for what changes outside of the picture
 //   printed: what stands below it on paper, where no button can be pressed
 //   fold(state): what names the controls that are folded on a narrow page, which say `isFolded`
+//   words: px that lines of words need, where they are all of a picture, or all but what needs
+//     `least` px: they are wrapped where text is larger
 //   isBelow: the controls stand below it; isText: it is words already.
 import { buildControl, element } from "./controls.js";
 import { makeCover } from "./covers.js";
@@ -37,6 +41,7 @@ import { isFullScreen, makeTools } from "./tools.js";
 
 const WIDEST = 1200, NARROWEST = 480, PHONE = 304; // px; a phone's is the least to be laid out
 const MEDIUM = 16; // px of a browser's text that nobody has made larger
+const MOST_ROLLED = 2; // times that a picture is drawn larger than there is room for all of it
 const SCALES = [3, 2.75, 2.5, 2.25, 2, 1.75, 1.5, 1.25]; // on a full screen
 
 // Shows a kind's picture of `model` (get, on, off, send, as anywidget has them) in `el`; `madeBy`
@@ -89,6 +94,7 @@ function draw(figure, shape, model, before) {
     chosen: null, // the mark that the keyboard is at
     pointed: null, // what the tooltip follows: a place, or "key" for that mark
     width: 0,
+    seen: 0, // what of that is seen at once
     scale: 1, // pixels of the page for one of the layout: more on a full screen
     isStale: true, // whether the layout has to be made again
     request: 0, // of the next frame, while one is awaited
@@ -127,7 +133,10 @@ function makeNodes(view, tools) {
   const label = canvasLabel(summary, shape);
   const above = element("canvas", { tabindex: 0, role: "img", "aria-label": label });
   const tip = element("div", { class: "mrom-tip", hidden: true });
-  const stage = element("div", { class: "mrom-stage" }, below, above, tip);
+  const sheet = element("div", { class: "mrom-sheet" }, below, above);
+  const roll = element("div", { class: "mrom-roll" }, sheet); // the tooltip stays
+  const stage = element("div", { class: "mrom-stage" }, roll, tip);
+  roll.addEventListener("scroll", () => followTip(view));
   const heading = element("p", { class: "mrom-heading" });
   const caption = element("p", { class: "mrom-caption" });
   const status = element("p", { class: "mrom-status", role: "status" });
@@ -143,7 +152,7 @@ function makeNodes(view, tools) {
   figure.append(element("div", { class: "mrom-footer" }, summaryBox, tools));
   if (shape.printed) figure.append(element("p", { class: "mrom-printed", text: shape.printed }));
   const texts = { heading, caption, status, announcement, summaryText, summaryBox };
-  return { below, above, tip, stage, ...texts };
+  return { below, above, tip, stage, roll, sheet, ...texts };
 }
 
 // Changes the state, and asks for one redraw of what follows from it in the next frame; a play head
@@ -171,7 +180,7 @@ function redraw(view) {
   view.request = 0;
   if (view.isStale) {
     view.figure.classList.toggle("mrom-dark", dark);
-    view.laid = shape.layout(state, width);
+    view.laid = shape.layout(state, width, view.seen);
     took.layout = performance.now() - start;
     const { marks, height, clip } = view.laid;
     paint(prepareCanvas(nodes.below, width, height, scale), marks, dark, clip);
@@ -184,7 +193,7 @@ function redraw(view) {
   view.over = shape.overlay ? shape.overlay(state, width, view.laid) : [];
   const outline = view.chosen ? [outlineOf(view.chosen)] : [];
   paint(prepareCanvas(nodes.above, width, height, scale), [...view.over, ...outline], dark, clip);
-  nodes.stage.style.height = `${height * scale}px`;
+  nodes.sheet.style.height = `${height * scale}px`;
   view.cover.cover(Boolean(view.laid.covers));
   showTexts(view);
   view.panel.update();
@@ -218,18 +227,35 @@ function onResize(view) {
     const isFull = isFullScreen(view.figure), most = isFull ? Infinity : WIDEST;
     const room = Math.min(most, Math.floor(view.figure.clientWidth - 2 * PADDING));
     if (room <= 0) return;
-    const larger = enlargeText(view.figure), text = Math.max(1, Math.min(larger, room / PHONE));
-    const scale = isFull ? fullScale(view, room) : text, width = Math.floor(room / scale);
+    const text = textScale(view.shape, room, enlargeText(view.figure));
+    const scale = isFull ? Math.max(text, fullScale(view, room)) : text;
+    const { words = PHONE, least = words } = view.shape, seen = Math.floor(room / scale);
+    const width = Math.max(seen, Math.min(least, room));
+    letScroll(view, width * scale, room);
     view.figure.classList.toggle("mrom-narrow", width < NARROWEST);
     view.panel.arrange(width < NARROWEST);
     if (width === view.width && scale === view.scale) return;
-    Object.assign(view, { width, scale });
+    Object.assign(view, { width, seen, scale });
     renew(view);
   };
   const observer = new ResizeObserver(resize);
   observer.observe(view.figure);
   resize();
   return () => observer.disconnect();
+}
+
+// How much larger a picture is drawn for a reader whose text is `larger`: as much, and where there
+// is no room for that it scrolls in its frame. One of words is wrapped there instead.
+function textScale({ words }, room, larger) {
+  const most = words ? room / words : Math.max(MOST_ROLLED, room / PHONE);
+  return Math.max(1, Math.min(larger, most));
+}
+
+// Lets a picture that is wider than its frame scroll there.
+function letScroll({ nodes: { stage, sheet } }, wide, room) {
+  const isWider = wide > room + 1;
+  stage.classList.toggle("mrom-wider", isWider);
+  sheet.style.width = isWider ? `${wide}px` : "";
 }
 
 // Lets the words around a picture be as much larger as the reader has made the browser's text;

@@ -29,9 +29,12 @@ export function picture(data) {
     printed: data.told,
     isBelow: true,
     isText: !isReveal,
+    words: LEAST_WORDS,
+    least: leastOf(data),
     state: { ...stateNow(), wrong: "" },
     controls: isReveal ? revealControls(question) : guessControls(data, keep),
-    layout: (state, width) => (isReveal ? layReveal : layQuestion)(data, state, width),
+    layout: (state, width, seen = width) =>
+      isReveal ? layReveal(data, state, width, seen) : layQuestion(data, state, seen),
     begin(set) {
       end = onAnswer(question, () => set(stateNow()));
       set(stateNow());
@@ -88,9 +91,16 @@ function revealControls(question) {
   ];
 }
 
+// The width of the words, or of columns of numbers below them.
+function leastOf({ details = [] }) {
+  const longest = Math.max(0, ...details.map((line) => line.length));
+  return Math.max(LEAST_WORDS, Math.ceil(longest * style.letter) + GUESS_PX.left + 4);
+}
+
 const COVERED = "The answer is covered until you have made a guess.";
 const coveredText = (question) => `${question}\n${COVERED}`;
 
+const LEAST_WORDS = 152; // px: half of what a phone has
 const GUESS_PX = { left: 16, top: 14, box: 26 }; // px, as in guess.py
 
 function layTexts(texts, width) {
@@ -119,8 +129,8 @@ function layQuestion({ question, hint, unit }, { tries, open }, width) {
   return { marks: [accent(y, ASKED_COLOUR, about), ...marks], height: y, status };
 }
 
-function layReveal(data, state, width) {
-  return state.covered ? layCovered(data, width) : layAnswer(data, state, width);
+function layReveal(data, state, width, seen) {
+  return state.covered ? layCovered(data, seen) : layAnswer(data, state, width, seen);
 }
 
 // The question, and a hatched box in place of the answer.
@@ -134,12 +144,12 @@ function layCovered({ question }, width) {
   return { marks: all, height, summary, covers: true };
 }
 
-function layAnswer(data, { tries }, width) {
+function layAnswer(data, { tries }, width, seen) {
   const { question, told: answerText, answer, unit } = data;
   const ownText = tries.length ? revealText(tries, answer, unit) : "";
   const texts = [[question, style.faint], [answerText, style.ink]];
   if (ownText) texts.push([ownText, style.ink]);
-  const { marks, y } = layTexts(texts, width), below = layOwnAnswers(data, tries, y, width);
+  const { marks, y } = layTexts(texts, seen), below = layOwnAnswers(data, tries, y, seen);
   const details = data.details || [], table = layColumns(details, below.y, width);
   const summary = [question, answerText, ownText, ...details].filter(Boolean).join("\n");
   const bar = accent(table.y, REVEALED_COLOUR, summary);

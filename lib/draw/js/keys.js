@@ -28,7 +28,9 @@ export function connectKeys(view) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const changes = shape.key?.(event.key, state, view.laid, view.chosen, event.shiftKey);
     const next = changes ? null : nextMark(view.laid, view.chosen, event.key, columnOfKeys(view));
-    if (!changes && !next) return;
+    // at the end of a row the frame does not scroll either
+    const isAtEnd = view.chosen && /^Arrow(Left|Right)$/.test(event.key);
+    if (!changes && !next && !isAtEnd) return;
     event.preventDefault();
     if (next) arriveAt(view, next, event.key);
     set(changes || {});
@@ -80,7 +82,15 @@ function arriveAt(view, mark, key) {
   const part = chosen && chosen.panel !== mark.panel && laid.panels?.[mark.panel];
   view.column = { x: isUpOrDown && chosen ? columnOfKeys(view) : middleOf(mark, laid.clip), laid };
   view.chosen = mark;
+  rollTo(view, mark);
   view.announce(part ? `${part}: ${describe(mark)}` : describe(mark));
+}
+
+// Scrolls a picture that is wider than its frame to where the keyboard is.
+function rollTo({ scale, nodes: { roll } }, { x, w }) {
+  const [left, right] = [x * scale, (x + w) * scale], room = roll.clientWidth;
+  const isSeen = left >= roll.scrollLeft && right <= roll.scrollLeft + room;
+  if (!isSeen) roll.scrollLeft = left - Math.max(0, (room - (right - left)) / 2);
 }
 
 // Where Up and Down go through the rows: they keep to the moment from which they set out.

@@ -40,6 +40,13 @@ export function connectPointer(view) {
     if (isTap) pointTo(view, at);
   });
   above.addEventListener("pointercancel", stop);
+  const holdStill = (event) => { // what is dragged across does not scroll as well
+    const isHeld = isDragging && (shape.drag.isHeld?.(state) ?? true), [touch] = event.touches;
+    const at = pointOf(view, touch),
+      isAcross = Math.abs(at.x - pressed.x) > Math.abs(at.y - pressed.y);
+    if (isHeld && isAcross && event.cancelable) event.preventDefault();
+  };
+  above.addEventListener("touchmove", holdStill, { passive: false });
   above.addEventListener("pointerleave", (event) => { // a finger leaves at once; its tip stays
     if (event.pointerType !== "touch" && view.pointed !== "key") pointTo(view, null);
   });
@@ -91,7 +98,7 @@ export function pointTo(view, at) {
 
 // Lets the tooltip say what is now where it points, after the picture has changed too.
 export function followTip(view) {
-  const { pointed, chosen, scale, nodes: { tip, stage } } = view;
+  const { pointed, chosen, scale, nodes: { tip, stage, roll } } = view;
   const mark = pointed === "key" ? chosen : pointed && markUnder(view, pointed);
   tip.hidden = !mark;
   if (!mark) return;
@@ -99,7 +106,7 @@ export function followTip(view) {
   const at = pointed === "key" ? below() : pointed, text = describe(mark, at);
   if (tip.textContent !== text) tip.textContent = text;
   const room = stage.clientWidth - tip.offsetWidth - 4;
-  tip.style.left = `${Math.max(0, Math.min(at.x * scale + 14, room))}px`;
+  tip.style.left = `${Math.max(0, Math.min(at.x * scale - roll.scrollLeft + 14, room))}px`;
   tip.style.top = `${tipTop(view, mark, at)}px`;
 }
 

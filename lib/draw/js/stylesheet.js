@@ -12,13 +12,22 @@ const FOOTER_RULES = `
 .mrom-ask{display:inline-flex;flex-wrap:wrap;gap:4px 12px;align-items:center}
 .mrom.mrom-full{position:fixed;inset:0;z-index:9999;max-width:none;border-radius:0;overflow:auto}`;
 
+// A picture that is wider than its frame scrolls in it, and its tooltip does not.
+const STAGE_RULES = `
+.mrom-stage{position:relative;touch-action:pan-y}
+.mrom-stage~.mrom-controls{margin:10px 0 2px 16px}
+.mrom-stage~.mrom-controls~.mrom-status{margin-left:16px}
+.mrom-sheet{position:relative}
+.mrom-stage.mrom-wider{touch-action:pan-x pan-y}
+.mrom-wider .mrom-roll{overflow:auto hidden;border-right:1px dashed var(--faint)}
+.mrom-wider canvas:focus-visible{outline-offset:-2px}
+.mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block}
+.mrom-tip{position:absolute;z-index:9;max-width:min(21.5em,100%);padding:5px 9px;
+  white-space:pre-line;background:var(--ink);color:var(--paper);border-radius:5px;
+  pointer-events:none}`;
+
 const ENTRY_RULES = `
 .mrom-controls form:has(.mrom-wrong:not(:empty)){width:100%}
-.mrom-controls form,.mrom-controls>label,.mrom-controls select{max-width:100%}
-.mrom-narrow .mrom-controls>label:not(.mrom-slider){flex-wrap:wrap}
-.mrom.mrom-narrow .mrom-controls>.mrom-slider{min-width:min-content}
-.mrom-narrow .mrom-controls form label{flex-wrap:wrap}
-.mrom.mrom-narrow .mrom-controls form input{flex:1 1 5em}
 .mrom-wrong{flex:1 1 200px}
 .mrom-wrong:empty{display:none}
 .mrom input[aria-invalid]{border:2px solid var(--wrong)}`;
@@ -35,9 +44,10 @@ const NARROW_RULES = `
 .mrom-fold{flex:1 1 9em;line-height:1.3}
 .mrom-fold[open]{flex-basis:100%}
 .mrom-fold .mrom-controls{margin:4px 0}
-.mrom-narrow .mrom-controls>.mrom-slider{flex:1 1 calc(50% - 9px)}
-.mrom-narrow .mrom-controls form label{flex:1 1 150px;min-width:0}
-.mrom-narrow .mrom-controls form input{flex:1;min-width:0}
+.mrom-narrow .mrom-controls>.mrom-slider{flex:1 1 calc(50% - 9px);min-width:min(11em,100%)}
+.mrom-narrow .mrom-controls>.mrom-slider output{white-space:normal}
+.mrom-narrow .mrom-controls form label{flex:1 1 150px;flex-wrap:wrap;min-width:0}
+.mrom-narrow .mrom-controls form input{flex:1 1 5em;min-width:0}
 .mrom-narrow .mrom-wrong{flex-basis:100%}
 .mrom-narrow .mrom-player{display:flex;flex-wrap:wrap;width:100%}
 .mrom-narrow .mrom-player label{display:contents}
@@ -65,7 +75,8 @@ export function addStylesheet(el) {
   gap:8px;margin:0}
 .mrom-player{gap:6px;max-width:100%}
 .mrom-player label{min-width:0}
-.mrom-controls form{flex-wrap:wrap}
+.mrom-controls form,.mrom-choice{flex-wrap:wrap}
+.mrom-controls>*{max-width:100%}
 .mrom-controls>.mrom-toggle{min-height:28px}
 .mrom .mrom-controls>.mrom-slider{display:inline-grid;grid-template-columns:1fr auto;gap:0 8px;
   min-width:min(150px,calc(50% - 9px))}
@@ -77,6 +88,7 @@ export function addStylesheet(el) {
 .mrom button{cursor:pointer}
 .mrom button:hover:not(:disabled){background:var(--grid)}
 .mrom button:disabled,.mrom input:disabled{opacity:.55;cursor:default}
+.mrom :is(button,select){max-width:100%}
 .mrom .mrom-play{min-width:64px}
 .mrom input[type=range]{width:140px;min-width:48px;accent-color:var(--link);margin:0;
   min-height:28px}
@@ -84,12 +96,7 @@ export function addStylesheet(el) {
 .mrom output{min-width:48px;white-space:nowrap;font-variant-numeric:tabular-nums}
 ${ENTRY_RULES}${NARROW_RULES}
 .mrom :focus-visible{outline:2px solid var(--link);outline-offset:2px}
-.mrom-stage{position:relative;touch-action:pan-y}
-.mrom-stage~.mrom-controls{margin:10px 0 2px 16px}
-.mrom-stage~.mrom-controls~.mrom-status{margin-left:16px}
-.mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block}
-.mrom-tip{position:absolute;z-index:9;max-width:280px;padding:5px 9px;white-space:pre-line;
-  background:var(--ink);color:var(--paper);border-radius:5px;pointer-events:none}
+${STAGE_RULES}
 .mrom-status{margin:8px 0 0;white-space:pre-line}
 .mrom-heading{margin:0 0 8px;overflow-wrap:anywhere}
 .mrom-caption,.mrom-covers{margin:6px 0 0;color:var(--faint);overflow-wrap:anywhere}

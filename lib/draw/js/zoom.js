@@ -31,7 +31,7 @@ export function zoomable(total, head = null) {
       const place = mark?.inside ? (mark.x + mark.w / 2 - laid.clip.x) / laid.clip.w : undefined;
       return keys[(isShift && shifted[key]) || key]?.(state, place);
     },
-    drag: zoomDrag(range, head),
+    drag: zoomDrag(range, head, isWhole),
     zoomed: { share: ({ from, to }) => (to - from) / total, follow: range.follow },
   };
 }
@@ -91,7 +91,7 @@ function zoomKeys({ scale, shift, whole }) {
 }
 
 // Dragging moves the window; on the axis below, and as a click, it sets the play head.
-function zoomDrag({ fit, moment }, head) {
+function zoomDrag({ fit, moment }, head, isWhole) {
   let grip = null; // what a drag began with
   return {
     start(mark, at, state, { clip }) {
@@ -107,6 +107,7 @@ function zoomDrag({ fit, moment }, head) {
       const long = grip.to - grip.from;
       return fit(grip.from - ((at.x - grip.x) / laid.clip.w) * long, long);
     },
+    isHeld: (state) => Boolean(grip.isOnAxis) || !isWhole(state), // else there is nothing to move
     end(at, state, laid, isCancelled) {
       return head && !grip.moved && !isCancelled ? { [head]: moment(at, state, laid) } : {};
     },
