@@ -33,7 +33,8 @@ def test_what_refuses_an_entry_stands_at_its_field_and_is_read_with_it(bench_pag
     here, there = field.bounding_box(), sentence.bounding_box()
     button = seen.control(action).bounding_box()
     assert abs(here["y"] - button["y"]) < 6, "the button stands beside its field"
-    assert abs(here["y"] - there["y"]) < 40 and there["x"] + there["width"] <= width + 24
+    below = there["y"] - here["y"] - here["height"]  # negative where it stands beside the field
+    assert -40 < below < 12 and there["x"] + there["width"] <= width + 24
     field.fill("12")
     field.press("Enter")
     seen.settle()
