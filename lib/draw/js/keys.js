@@ -114,7 +114,11 @@ function nextMark({ marks, clip }, from, key, x) {
   if (key === "End") return rows.flat().filter((m) => !m.isKey).at(-1) || null;
   if (!from || key === "Home") return rows[0]?.[0] || null;
   const at = rows.findIndex((row) => row.includes(from)), way = /Right|Down/.test(key) ? 1 : -1;
-  if (key === "ArrowLeft" || key === "ArrowRight") return rows[at][rows[at].indexOf(from) + way];
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    const row = way > 0 ? rows[at] : rows[at].toReversed();
+    const rest = row.slice(row.indexOf(from) + 1);
+    return rest.find((m) => m.x !== from.x || m.y !== from.y); // not what lies on the same place
+  }
   const far = (m) => 1e4 * Math.max(m.x - x, x - m.x - m.w, 0) + Math.abs(m.x + m.w / 2 - x);
   return [...(rows[at + way] || [])].sort((a, b) => far(a) - far(b))[0];
 }
