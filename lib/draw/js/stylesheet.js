@@ -35,7 +35,7 @@ const ENTRY_RULES = `
 // On a phone: sliders in two columns, and that of a player on a line of its own; what is rarely
 // used is folded, and fingers find what they aim at.
 const NARROW_RULES = `
-.mrom-narrow .mrom-controls{gap:8px 9px;align-items:center}
+.mrom-narrow .mrom-controls{gap:8px 9px}
 .mrom-narrow .mrom-controls :is(button,select,input[type=text],summary){min-height:36px}
 .mrom-narrow .mrom-controls .mrom-toggle{min-height:36px}
 .mrom-fold summary{display:flex;align-items:center;gap:6px;cursor:pointer;color:var(--link)}
