@@ -1,5 +1,6 @@
 """The stop button, what cannot travel, and worlds that cannot be."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from lib.ranks.kernel import launch
 from lib.ranks.kernel.processes import Processes
 from lib.ranks.shared import folders
 from tests.ranks.test_failures import failing, recall, remember, total
+from tests.stop import pressed_after
 
 
 @pytest.fixture
@@ -61,15 +63,10 @@ def stubborn():
             pass
 
 
-def press_stop_after(seconds):
-    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-
-
 @pytest.mark.parametrize("step", [endless, asleep, one_endless])
 def test_the_stop_button_in_a_call(world, kept, step):
-    press_stop_after(0.3)
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(KeyboardInterrupt) as caught, pressed_after(0.3):
         world.run(step)
     assert time.monotonic() - began < 3.0
     assert "rank 0 was at test_stop_button.py, line " in str(caught.value)
@@ -79,8 +76,7 @@ def test_the_stop_button_in_a_call(world, kept, step):
 
 
 def test_the_stop_button_against_code_that_swallows_it(world):
-    press_stop_after(0.3)
-    with pytest.raises(KeyboardInterrupt, match="started anew"):
+    with pytest.raises(KeyboardInterrupt, match="started anew"), pressed_after(0.3):
         world.run(stubborn)
     assert world.run(total) == [4.0] * 4
 
@@ -89,25 +85,22 @@ def test_the_stop_button_against_code_that_swallows_it(world):
 def test_the_stop_button_in_start_up(seconds):
     launch.warm()
     before = set(folders._locks)
-    press_stop_after(seconds)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), pressed_after(seconds):
         World(4).close()
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        pass
     assert set(folders._locks) == before
     with World(2) as fresh:
         assert fresh.run(total) == [2.0, 2.0]
 
 
 COLD = """
-import os, signal, threading, time
+import os, signal, threading
 os.setsid()  # a terminal and JupyterLab send the signal to the whole process group
 from lib import World
-threading.Timer({seconds}, lambda: os.killpg(0, signal.SIGINT)).start()
+timer = threading.Timer({seconds}, lambda: os.killpg(0, signal.SIGINT))
+timer.start()
 try:
     World(4)
-    time.sleep({seconds})
+    timer.join()
 except KeyboardInterrupt as told:
     print("stopped")
 with World(2) as world:

@@ -14,6 +14,7 @@ from lib.course.tools.run import CELL_SECONDS
 
 Command = list[str]
 NBVAL = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}"]
+SOME_FAILED, INTERRUPTED = 1, 2  # pytest's exit statuses
 COUNTED = ("tests", "failures", "errors", "skipped")
 
 
@@ -29,15 +30,27 @@ def pytest(*words: str) -> Command:
 
 @dataclass
 class Outcome:
-    """How one command went: what pytest counted, and the names of the tests that failed."""
+    """How one command went: its exit status, what pytest counted, and which tests failed."""
 
-    good: bool
+    status: int
     counts: Counter = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
 
+    @property
+    def good(self) -> bool:
+        """Whether nothing failed."""
+        return self.status == 0
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words, where no failed test says it."""
+        if self.status in (0, SOME_FAILED):
+            return ""
+        return f" (exit status {self.status}{', interrupted' * (self.status == INTERRUPTED)})"
+
     def passed_alone(self) -> None:
         """Count what failed as passed."""
-        self.good = True
+        self.status = 0
         self.counts.update({"failures": -self.counts["failures"], "errors": -self.counts["errors"]})
 
 
@@ -48,13 +61,13 @@ def call(command: Command, environ: dict[str, str], output=None) -> Outcome:
         notes = [f"--junitxml={report}", "-o", f"cache_dir={cache}"]
         words = [*command, *notes] if "pytest" in command else command
         streams = {"stdout": output, "stderr": subprocess.STDOUT} if output else {}
-        code = subprocess.run(words, cwd=ROOT, env=environ, **streams).returncode
-        outcome = Outcome(code == 0)
+        status = subprocess.run(words, cwd=ROOT, env=environ, **streams).returncode
+        outcome = Outcome(status)
         if report.exists():
             for suite in ElementTree.parse(report).getroot().iter("testsuite"):
                 outcome.counts.update({key: int(suite.get(key, 0)) for key in COUNTED})
         failed = cache / "v/cache/lastfailed"
-        if code == 1 and failed.exists():  # 1: tests ran, and some failed
+        if status == SOME_FAILED and failed.exists():
             outcome.failed = list(json.loads(failed.read_text()))
     return outcome
 

@@ -171,9 +171,8 @@ class Run:
         """Add what was counted, and write down a failure; True where there was none."""
         self.counts.update(outcome.counts)
         if not outcome.good:
-            self.failed.append(
-                f"The step '{name}' failed at: {shlex.join(['python', *command[1:]])}"
-            )
+            told = f"The step '{name}' failed at: {shlex.join(['python', *command[1:]])}"
+            self.failed.append(told + outcome.ended)
         return outcome.good
 
     def row(self, names: deque[str], output=None) -> None:

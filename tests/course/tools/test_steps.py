@@ -61,6 +61,20 @@ def test_what_fails_alone_fails_the_run(ran, text, beside, summary):
     assert not run.raced and steps.summary(run.counts, 1.0) == summary
 
 
+INTERRUPTED = """
+import os, signal
+def test_first(): pass
+def test_pressed(): os.kill(os.getpid(), signal.SIGINT)
+def test_never(): pass
+"""
+
+
+def test_a_run_that_was_interrupted_fails_and_says_so(ran):
+    run = ran(INTERRUPTED, beside=True)
+    assert len(run.failed) == 1 and run.failed[0].endswith(" (exit status 2, interrupted)")
+    assert run.counts["tests"] < 3 and not run.raced
+
+
 WAITS = """
 import time
 from pathlib import Path

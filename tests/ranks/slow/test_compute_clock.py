@@ -1,7 +1,6 @@
 """Slow motion's end: the stop button, errors and loose ends, after which the next call works."""
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib import RankError
 from lib.ranks.slow_motion import SlowMotion
+from tests.stop import pressed_after
 
 pytestmark = pytest.mark.quiet
 
@@ -81,8 +81,7 @@ def test_the_stop_button(slow, step):
         slow.run(long_ddp)  # built without waiting
         slow.slow_motion = SlowMotion("H100", **SLOW | {"alpha": 10.0, "memory_bandwidth": 1e12})
     began = time.monotonic()
-    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), pressed_after(0.7):
         slow.run(step)
     assert time.monotonic() - began < 4, "stopped too late"
     slow.slow_motion = SPEEDS
