@@ -1,14 +1,12 @@
 """A stored picture is of the code above it: nbval compares its text form, which has no caption."""
 
-import json
 import re
 
 import nbformat
 import pytest
 
 from lib.course.tools.book import ROOT
-from lib.course.tools.widgets import states, untold
-from lib.draw.parts import javascript
+from lib.course.tools.widgets import data_of, states, untold
 
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
 
@@ -48,10 +46,8 @@ def disturbed(words: str) -> list[str]:
 def words_of_pictures(path):
     """Give the heading and the caption of every picture that a chapter stores."""
     for model in states(nbformat.read(path, as_version=4)).values():
-        data = model["state"].get("data") or {}
-        if "packed" in data:
-            data = json.loads(javascript.inflated(data["packed"]))
-        if isinstance(data, dict):
+        if "data" in model["state"]:
+            data = data_of(model)
             yield f"{data.get('heading', '')} {data.get('caption', '')}"
 
 

@@ -124,7 +124,7 @@ def _cell(program: Callable, bug: str) -> str:
     """Return a cell that can replace another one: without the import it would lose its buttons."""
     text = inspect.getsource(program).rstrip()
     check = f'repair.check({program.__name__}, world, bug="{bug}")'
-    return f"{text}\n\n\nfrom lib.course.fsdp.exercises import repair\n\n{check}"
+    return f"from lib.course.fsdp.exercises import repair\n\n\n{text}\n\n\n{check}"
 
 
 @dataclass

@@ -17,7 +17,8 @@ IMAGES = COURSE.parents[1] / "chapters" / "images"
 def covers() -> dict[str, list]:
     """Return the modules of the pictures by the name of their folder, the cover first."""
     found: dict[str, list] = {}
-    for file in sorted([*COURSE.glob("*/cover.py"), *COURSE.glob("*/*_picture.py")]):
+    files = [*sorted(COURSE.glob("*/cover.py")), *sorted(COURSE.glob("*/*_picture.py"))]
+    for file in sorted(files, key=lambda file: file.parent.name):
         folder = file.parent.name
         module = importlib.import_module(f"lib.course.{folder}.{file.stem}")
         found.setdefault(folder, []).append(module)

@@ -190,16 +190,18 @@ def untold(notebook) -> list[tuple[str, str]]:
         outputs = cell.get("outputs", [])
         views = [out["data"][VIEW]["model_id"] for out in outputs if VIEW in out.get("data", {})]
         if views and not cell.source.startswith("%%"):
-            told = json.dumps(outputs) + "".join(_data(models[view]) for view in views)
+            told = json.dumps(outputs) + "".join(
+                json.dumps(data_of(models[view])) for view in views
+            )
             quoted = [(text, json.dumps(text)[1:-1]) for text in _sentences(cell.source)]
             missing += [(cell.id, text) for text, inside in quoted if inside not in told]
     return missing
 
 
-def _data(model: dict) -> str:
-    """Return the data of a picture as JSON, with every letter beyond ASCII escaped."""
+def data_of(model: dict) -> dict:
+    """Return the data of a picture, of which large ones are stored packed."""
     data = model["state"]["data"]
-    return json.dumps(json.loads(inflated(data["packed"])) if "packed" in data else data)
+    return json.loads(inflated(data["packed"])) if "packed" in data else data
 
 
 def _sentences(source: str) -> list[str]:

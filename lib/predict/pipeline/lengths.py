@@ -6,7 +6,7 @@ from lib.predict.pipeline.grid import B, F, W
 
 
 def actions(grid, costs) -> np.ndarray:
-    """Return how long each action takes alone; the first B or W adds to no gradient."""
+    """Return how long each action takes alone; of each stage a step's first B or W adds nothing."""
     own = costs.table(grid.stages)[grid.kind, grid.stage]
     added = costs.each("accumulate", grid.stages)
     if added.any():

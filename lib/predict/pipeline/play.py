@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from lib.ledger import Ledger
+from lib.predict.arguments import whole
 from lib.predict.pipeline.actions import Schedule
 from lib.predict.pipeline.clock import earliest
 from lib.predict.pipeline.lengths import actions, after_sending, messages
@@ -63,6 +64,8 @@ class Costs:
                 f"Costs: link is {self.link!r}. Give 'pair', 'device', or None where messages do "
                 "not wait for one another."
             )
+        if self.cleared is not None:
+            whole(self.cleared, "Costs: cleared")
         if self.in_turn and self.overlap is not None:
             raise ValueError(
                 "Costs: with in_turn, an overlapped pair takes as long as its two parts. Leave out "

@@ -10,7 +10,7 @@ tables are those of `torch.autocast` (PyTorch's documentation of torch.amp, "Op-
    rounded to the format; the hardware adds up in fp32 and rounds the result once.
 2. Operations that add up many numbers, square or exponentiate them leave the range of 16 bits, or
    lose the small ones: norms, softmax, losses, sums, powers. Their inputs are widened to fp32. (As
-   in autocast, not those of batch norm and `mean`, whose kernels add up in fp32 inside.)
+   in autocast on CUDA, not those of batch norm and `mean`, for which it has no rule.)
 3. All others run in the formats in which their inputs come, and PyTorch widens where two meet: in a
    GPT the sum of the residual stream (fp32) and a product (16 bits) is in fp32.
 Weights stay in fp32 and are rounded anew for each product, so they are master weights by

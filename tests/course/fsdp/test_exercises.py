@@ -261,7 +261,7 @@ def test_each_bug_shows_and_its_repair_is_accepted(world, bug, capsys):
     chapter.repair.show(bug)
     chapter.repair.hint()
     shown = capsys.readouterr().out
-    assert shown.startswith(f"def {BUGS[bug].program.__name__}(") and "Hint 1 of" in shown
+    assert f"\ndef {BUGS[bug].program.__name__}(" in shown and "Hint 1 of" in shown
     assert BUGS[bug].hints[0].split()[-1] in shown
 
 

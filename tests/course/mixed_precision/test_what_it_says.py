@@ -343,6 +343,8 @@ def test_eight_and_four_bits(notebook, text):
     } and "means are within 0.01" in text
     assert [eight[f"outlier, {way}"] for way in ways] == ["about 1", "about 1", "about 0.2"]
     assert 2.0**20 / E4M3.largest > 2000 and "loses about 1" in text
+    rounded = (torch.tensor([2.28, 2.3]) * E4M3.largest / 2.0**20).to(torch.float8_e4m3fn).float()
+    assert rounded.tolist() == [0, 2.0**-9] and "entry below about 2.3 is rounded to zero" in text
     four = rows("microscaled, **options")
     assert [four[name] for name in ("MXFP4", "NVFP4", "NVFP4, stochastic")] == [
         "about 0.2", "about 0.05", "about 0.02"

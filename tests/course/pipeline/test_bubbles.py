@@ -1,5 +1,7 @@
 """Tables that compare schedules, and the figures that chapter 6 says of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from lib.course.pipeline.bubbles import Score, idle_share, score, table, table_of_runs
@@ -27,6 +29,9 @@ def test_costs_are_those_of_a_rank_and_messages_stay_whole():
     half = Costs(1, 1.5, 0.5, backward=2.5, accumulate=0.25, send=8.0, link="pair", ahead=1)
     looped = rules.interleaved(8, 8)
     assert score(looped, whole).makespan == play(looped, half).makespan
+    steps = play(repeated(looped, 16), replace(half, cleared=8))
+    assert score(looped, whole).in_a_run == steps.makespan / 16, "each step clears the gradients"
+    assert steps.makespan < play(repeated(looped, 16), half).makespan
 
 
 def test_a_table_has_a_line_for_each_schedule():
@@ -105,6 +110,7 @@ def test_the_answers_to_the_questions_under_turn_it():
         assert play(rules.gpipe(4, 8), Costs(**costs)).makespan == makespans[0]
         assert play(rules.one_f_one_b(4, 8), Costs(**costs)).makespan == makespans[1]
         assert play(rules.interleaved(8, 8), Costs(0.5, 0.5, 0.5, **costs)).makespan == makespans[2]
+    assert [play(rules.zb_h2(4, 8), Costs(send=send)).makespan for send in (0, 1)] == [27, 30]
     assert play(rules.zb_v(8, 8), each).bubble("span") == 0
     assert f"{play(rules.zb_v(8, 8), Costs(0.75, 0.5, 0.5)).bubble('span'):.1%}" == "5.1%"
     for rule in (rules.one_f_one_b, rules.zb_h1, rules.zb_h2):

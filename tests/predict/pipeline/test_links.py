@@ -84,6 +84,9 @@ def test_a_first_backward_has_nothing_to_add_to():
     cleared = Costs(1, 2, 3, accumulate=0.5, cleared=4)
     steps = play(rules.repeated(rules.gpipe(1, 4), 3), cleared)
     assert steps.makespan == 3 * whole.makespan, "every step begins without gradients"
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ValueError, match="Costs: cleared"):
+            Costs(accumulate=0.5, cleared=wrong)
     with pytest.raises(
         ValueError, match="accumulate is a part of each B and W, so it cannot be longer"
     ):

@@ -196,3 +196,13 @@ def test_every_function_of_the_table_has_its_rule_in_autocast_on_cuda():
     for row, names in (PRODUCTS | FP32).items():
         assert {name.strip("_") for name in names} - ruled - composed <= {"rmatmul", "rpow"}, row
     assert not {"batch_norm", "instance_norm", "mean", "var", "std"} & ruled
+
+
+def test_autocast_on_a_cpu_has_no_rule_for_layer_norm():
+    """There its norms are in fp32 because their inputs are: the residual stream is."""
+    listed = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+    assert not {"aten::layer_norm", "aten::native_layer_norm"} & set(listed)
+    x, weight = torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.layer_norm(x, (4,), weight).dtype == torch.bfloat16
+        assert torch.nn.functional.layer_norm(x.float(), (4,)).dtype == torch.float32
