@@ -54,6 +54,7 @@
     const glossary = await ask(app, context.path);
     if (!glossary.prose || panel.isDisposed) return;
     const { node } = panel.content;
+    node.classList.add("many-ranks-chapter"); // for course.css
     folder = context.path.split("/").slice(0, -1).join("/");
     manyRanksTerms(node, (anchor) => told(app, glossary.entries[anchor]));
     node.addEventListener("click", (event) => {
@@ -65,12 +66,19 @@
     let timer;
     const soon = () => {
       clearTimeout(timer);
-      timer = setTimeout(() => markAll(node, glossary), PAUSE);
+      timer = setTimeout(() => (markAll(node, glossary), dropEmptyHeaders(node)), PAUSE);
     };
     const observer = new MutationObserver(soon);
     observer.observe(node, { childList: true, subtree: true });
     panel.disposed.connect(() => observer.disconnect());
     soon();
+  }
+
+  // A header of a table without a word names no column, as a screen reader would say.
+  function dropEmptyHeaders(root) {
+    for (const header of root.querySelectorAll(".jp-RenderedMarkdown th")) {
+      if (!header.textContent.trim()) header.replaceWith(document.createElement("td"));
+    }
   }
 
   // Marks what is not marked yet: a second time it finds the same words, and changes nothing.
