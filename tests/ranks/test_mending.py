@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from lib import RankError, World
 from lib.ranks.transport import framing
 from lib.ranks.transport.channel import Inbox, Outbox
 from tests.ranks.test_failures import failing, total
-from tests.ranks.test_stop_button import press_stop_after
+from tests.stop import pressed_after
 
 
 @pytest.fixture
@@ -91,10 +92,10 @@ def test_the_stop_button_while_an_argument_is_under_way():
     with World(2) as world:
         pids = world.run(os.getpid)
         os.kill(pids[1], signal.SIGSTOP)
-        press_stop_after(0.2)
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt, match="rank 1 was started anew"):
-            world.run(len, torch.ones(1_000_000))
+        began, numbers = time.monotonic(), torch.ones(1_000_000)
+        anew = pytest.raises(KeyboardInterrupt, match="rank 1 was started anew")
+        with anew, pressed_after(0.2):
+            world.run(len, numbers)
         assert time.monotonic() - began < 12.0
         assert world.run(total) == [2.0, 2.0] and world.run(os.getpid)[0] == pids[0]
 
@@ -108,8 +109,7 @@ def test_the_stop_button_while_ranks_print_live(world, capsys):
     """Case 21: a rank that is stopped while it sends a line sends the line to its end."""
     pids = world.run(os.getpid)
     for _ in range(6):
-        press_stop_after(0.15)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), pressed_after(0.15):
             world.live(chatter)
         capsys.readouterr()
     assert world.run(total) == [4.0] * 4 and world.run(os.getpid) == pids
@@ -147,14 +147,9 @@ def test_the_stop_button_during_mending_costs_no_rank_its_life(world):
     """Case 22: stops at random moments of a failure and of what follows it lose no state."""
     pids, dice = world.run(os.getpid), random.Random(22)
     for _ in range(10):
-        press_stop_after(dice.random() * 0.1)
-        try:
+        with suppress(KeyboardInterrupt), pressed_after(dice.random() * 0.1):
             with pytest.raises(RankError):
                 world.run(fail)
-            time.sleep(0.12)
-        except KeyboardInterrupt:
-            pass
-    time.sleep(0.12)
     assert world.run(total) == [4.0] * 4 and world.run(os.getpid) == pids
 
 
@@ -281,23 +276,17 @@ def test_random_ends_and_stops():
     with World(3) as world:
         for _ in range(10):
             pids, moment = world.run(os.getpid), dice.random() * 0.15
-            kind = dice.choice(["kill", "press", "both"])
+            kind, victim = dice.choice(["kill", "press", "both"]), dice.choice(pids)
+            kill = threading.Timer(moment, os.kill, (victim, signal.SIGKILL))
+            press = pressed_after(dice.random() * 0.15) if kind != "kill" else nullcontext()
             if kind != "press":
-                victim = dice.choice(pids)
-                threading.Timer(moment, os.kill, (victim, signal.SIGKILL)).start()
-            if kind != "kill":
-                press_stop_after(dice.random() * 0.15)
+                kill.start()
             began = time.monotonic()
-            try:
+            with suppress(KeyboardInterrupt), press, suppress(RankError):
                 world.run(work, random.Random(1))
-                time.sleep(0.2)
-            except (RankError, KeyboardInterrupt):
-                pass
             assert time.monotonic() - began < 10.0
-            try:
-                time.sleep(0.2)  # the later of two
-            except KeyboardInterrupt:
-                pass
+            if kind != "press":
+                kill.join()
             try:
                 world.run(total)
             except RankError as error:
