@@ -243,7 +243,8 @@ FIRST_IMAGE = """() => {
 }"""
 # Names in the first of two columns that stand on more than one line, though without a space.
 SPLIT = """() => [...document.querySelectorAll("article tr > :first-child:nth-last-child(2) .pre")]
-    .filter((name) => name.getClientRects().length > 1).map((name) => name.textContent)"""
+    .filter((name) => new Set([...name.getClientRects()].map(({ top }) => top.toFixed())).size > 1)
+    .map((name) => name.textContent)"""
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)

@@ -1,5 +1,8 @@
 """The book in narrow windows, and with the browser's own letters made larger."""
 
+import re
+from itertools import pairwise
+
 import pytest
 
 from lib.course.tools.book import chapters
@@ -109,3 +112,48 @@ def test_columns_beside_the_text_fold_where_they_leave_it_no_room(sized, letters
             page.screenshot(path=SCREENSHOTS / f"book-drawer-{side}-{letters}-{width}.png")
             page.keyboard.press("Escape")
             drawer.wait_for(state="hidden")
+
+
+# --- names
+
+# For each name in a table: the pieces of it that stand on lines of their own.
+PIECES = """() => [...document.querySelectorAll("article :is(td, th) code .pre")].map((name) => {
+    const range = document.createRange(), lines = [];
+    const walker = document.createTreeWalker(name, NodeFilter.SHOW_TEXT);
+    for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+        for (let place = 0; place < text.length; place++) {
+            range.setStart(text, place);
+            range.setEnd(text, place + 1);
+            const top = Math.round(range.getBoundingClientRect().top);
+            if (lines.at(-1)?.top !== top) lines.push({ top, said: "" });
+            lines.at(-1).said += text.data[place];
+        }
+    }
+    return lines.map(({ said }) => said);
+})"""
+
+
+@pytest.mark.parametrize(
+    "chapter", ["04-tensor-parallel", "06-pipeline-bubbles", "09-recomputation"]
+)
+def test_a_name_in_a_table_breaks_between_its_words_only(sized, chapter):
+    page = sized(16)(f"chapters/{chapter}.html")
+    page.evaluate("() => document.fonts.ready")
+    broken = [pieces for pieces in page.evaluate(PIECES) if len(pieces) > 1]
+    assert broken
+    ends = [(first, then) for pieces in broken for first, then in pairwise(pieces)]
+    assert [pair for pair in ends if not is_between_words(*pair)] == []
+    page.screenshot(path=SCREENSHOTS / f"book-names-{chapter}.png")
+    for pieces in broken[:3]:
+        name = page.locator("article :is(td, th) code", has_text="".join(pieces)).first
+        copied = name.evaluate("""(node) => {
+            getSelection().selectAllChildren(node);
+            return getSelection().toString();
+        }""")
+        assert copied == name.text_content()
+
+
+def is_between_words(before, after):
+    """Whether a name may end its line with `before` and go on with `after`."""
+    three = before[-1] + after[:2]
+    return bool(re.match(r"[_./(-]|[a-z]\d?[A-Z]|[A-Z0-9][A-Z][a-z]", three))

@@ -1,4 +1,4 @@
-"""Lines of code in the book: what goes on of a long one stands further in than the line itself."""
+"""Code in the book where it has no room: where its lines and its names may go on below."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,14 @@ from pygments.formatters import HtmlFormatter
 TAG = re.compile("(<[^>]*>)")
 # Where a line may go on below, so that names stay whole: a|.b, f(|x), x[|0].
 JOINTS = re.compile(r"(?<=[\w)\]])(?=\.[A-Za-z_])|(?<=[(\[])(?=[^\s)\]])")
+
+# Where a name in a sentence or a table may go on below: Grad|Scaler, bytes_|sent, lib/|ranks.
+PARTS = re.compile(
+    r"(?<=[\w)\]][_./-])(?=[^\W\d])|(?<=\w\()(?=\w)"
+    r"|(?<=[a-z])(?=\d?[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
+)
+SHORT = 10  # letters; a shorter name needs no break
+INLINE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
 
 
 class CodeLines(HtmlFormatter):
@@ -33,3 +41,12 @@ def _in_its_own(line: tuple[int, str]) -> tuple[int, str]:
     indent, newline = len(text) - len(text.lstrip(" ")), "\n" * html.endswith("\n")
     inside = "".join(parts)
     return 1, f'<span class="code-line" style="--indent: {indent}">{inside}</span>{newline}'
+
+
+def breakable(html: str) -> str:
+    """Return a page with places to break in the names of its inline code, and the same text."""
+    return INLINE.sub(lambda name: _in_parts(name[0]), html)
+
+
+def _in_parts(name: str) -> str:
+    return PARTS.sub("<wbr>", name) if len(name) > SHORT else name

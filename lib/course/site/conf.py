@@ -17,7 +17,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
 from lib.course.site import addresses, sections  # noqa: E402 (a line above makes it importable)
-from lib.course.site.code_lines import CodeLines  # noqa: E402
+from lib.course.site.code_lines import CodeLines, breakable  # noqa: E402
 from lib.course.tools.book import pages  # noqa: E402
 from lib.course.tools.widgets import VIEW, lifeless, lifeless_in_page  # noqa: E402
 
@@ -111,11 +111,11 @@ EMPTY_HEADER = '<th class="head"><p></p></th>'  # it names no column, as a scree
 
 
 def dress(app, name: str, template: str, context: dict, document) -> None:
-    """Called for each page: its links, and no headers of tables that say nothing."""
+    """Called for each page: its links, places to break, no headers of tables that say nothing."""
     context["source"] = SOURCE
     context["report"] = addresses.link(REPORT, Markup(context.get("title", "")).striptags())
     body = context.get("body", "")
-    context["body"] = body.replace(EMPTY_HEADER, '<td class="head"></td>')
+    context["body"] = breakable(body.replace(EMPTY_HEADER, '<td class="head"></td>'))
 
 
 def number(app, document) -> None:

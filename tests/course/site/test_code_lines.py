@@ -1,11 +1,11 @@
-"""Lines of code in the book: the same text, each line with its indentation, names left whole."""
+"""Code in the book: the same text, each line with its indentation, names broken between words."""
 
 import re
 
 from pygments import highlight
 from pygments.lexers import PythonLexer
 
-from lib.course.site.code_lines import CodeLines
+from lib.course.site.code_lines import CodeLines, breakable
 
 CODE = """def f(x):
     if x:
@@ -24,3 +24,22 @@ def test_a_line_goes_on_behind_a_joint_and_not_inside_a_number():
     html = highlight(CODE, PythonLexer(), CodeLines())
     text = re.sub("<(?!wbr)[^>]*>", "", html)
     assert "torch<wbr>.cat(<wbr>parts)<wbr>.detach()[<wbr>0] + 1.5  # a (<wbr>long) end..." in text
+
+
+def test_a_long_name_goes_on_below_between_its_words_and_a_short_one_stays_whole():
+    names = "ShardedGradScaler all_reduce ScheduleZBVZeroBubble lib/ranks/slow/"
+    names += " ScheduleInterleaved1F1B Float16Optimizer f(x,1.5)/2.25 --a-long-flag"
+    html = "".join(f'<code><span class="pre">{name}</span></code>' for name in names.split())
+    parts = [part.split("<wbr>") for part in re.findall(r'"pre">(.*?)</span>', breakable(html))]
+    assert parts == [
+        ["Sharded", "Grad", "Scaler"],
+        ["all_reduce"],
+        ["Schedule", "ZBV", "Zero", "Bubble"],
+        ["lib/", "ranks/", "slow/"],
+        ["Schedule", "Interleaved", "1F1B"],
+        ["Float16", "Optimizer"],
+        ["f(", "x,1.5)/2.25"],
+        ["--a-", "long-", "flag"],
+    ]
+    assert breakable("<p>ShardedGradScaler</p>") == "<p>ShardedGradScaler</p>"
+    assert re.sub("<wbr>", "", breakable(html)) == html
