@@ -28,6 +28,15 @@ def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(notebook, 
     assert "predicted, µs" in table
 
 
+def test_where_ring_and_tree_take_equally_long(text):
+    for ranks, size in ((64, 17.4e6), (4, 1.22e6)):
+        tree, ring = (
+            formulas.cost(name, ranks, size, *prices()) for name in ("logarithmic", "ring")
+        )
+        assert tree == pytest.approx(ring, rel=0.005)
+    assert "On 64 ranks both take equally long at 17 MB, on four at 1.2 MB." in text
+
+
 def prices():
     return NVLINK.alpha, NVLINK.beta
 
