@@ -266,7 +266,8 @@ def test_a_phone_shows_the_number_of_each_microbatch(bench_page):
     assert "too small" not in seen.caption
     thin = bench_page(schedule("zb-h1", 4, 16), 304)
     assert "Bars that are too small have no number." in thin.caption
-    assert "Tap a bar" in thin.status
+    assert "Tap a bar" in thin.status and "By keyboard" not in thin.status
+    assert "By keyboard" in bench_page(schedule("zb-h1", 4, 16), 640).status
 
 
 def test_a_tap_tells_what_a_bar_is(bench_page):

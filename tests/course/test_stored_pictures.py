@@ -51,12 +51,34 @@ def words_of_pictures(path):
             yield f"{data.get('heading', '')} {data.get('caption', '')}"
 
 
+def timelines(path):
+    """Give what every timeline of slow motion holds that a chapter stores."""
+    for model in states(nbformat.read(path, as_version=4)).values():
+        data = data_of(model) if "data" in model["state"] else {}
+        if "low motion" in str(data.get("caption")) and "span" in data:
+            yield data
+
+
+SLIPPED = re.compile(r"slipped ([\d.]+) (ns|µs|ms|s)\b")
+
+
+def delay(data: dict) -> float:
+    """Give how late a row of a recording was at worst, as a share of the recording."""
+    runs = [run for run in data.get("runs", []) if "notes" in run]
+    notes = [note for run in runs for note in run["notes"]]
+    slips = [float(slip[1]) * SECONDS[slip[2]] for n in notes for slip in SLIPPED.finditer(n)]
+    return max(slips, default=0.0) / (data["span"] * float(data.get("tick", 1)))
+
+
 def test_stored_recordings_were_made_while_nothing_else_ran():
     """A recording that another program disturbed shows waiting that its text cannot explain."""
     words = [(path.stem, text) for path in CHAPTERS for text in words_of_pictures(path)]
     told = [text for _, text in words if SHARES.search(text) or TIMES.search(text)]
     assert len(told) >= 7, "there is something to compare"
     assert [(name, disturbed(text)) for name, text in words if disturbed(text)] == []
+    delays = [(path.stem, delay(data)) for path in CHAPTERS for data in timelines(path)]
+    assert len(delays) >= 12, "there are recordings"
+    assert [(name, share) for name, share in delays if share > 0.02] == []
 
 
 @pytest.mark.parametrize(

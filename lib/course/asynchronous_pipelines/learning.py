@@ -29,7 +29,7 @@ BY_TIME = {
     "x": ("time (units)", ""),
     "y": ("loss", ""),
     "caption": "Losses: measured, median over the seeds at rate 0.1. Time: predicted by play, in "
-    "units of a forward (a backward takes 2, a message 0).",
+    "units of a forward (a backward takes 2, a message and an update 0).",
     "lines_are": "measured",
 }
 

@@ -139,7 +139,7 @@ _WORDS = sorted({*_BUGS.values(), "wrong order"})  # one fits no program
 
 find = _Find(
     name="find",
-    task=f"Put one of {', '.join(_WORDS)} in place of each None, as text.",
+    task=f"Put one of {', '.join(map(repr, _WORDS))} in place of each None.",
     right=_BUGS,
     words=tuple(_WORDS),
     hints=(

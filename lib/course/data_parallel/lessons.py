@@ -31,7 +31,8 @@ SCALING = {
     "y": ("efficiency", ""),
     "caption": "Predicted for GPT-2 on nodes of 8 H100s with NVLink 4, joined by InfiniBand NDR "
     "(50 GB/s per GPU) or Ethernet 100 (12.5 GB/s per node). Strong: 512 sequences in all; weak: 8 "
-    "on each GPU. Nothing was run. Published, for weak scaling of another model: 39 % on 256 GPUs.",
+    "on each GPU. Nothing was run. Published, for weak scaling of another model: 39 % on 256 GPUs, "
+    "relative to 8.",
 }
 
 

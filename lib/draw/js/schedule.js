@@ -39,6 +39,7 @@ const KEYS =
   "By keyboard: Left and Right go along the row of a rank, Up and Down to what the next " +
   "rank does at that time, and Down from the last rank to the peak memory. [ and ] move a bar. " +
   "Control+Z takes a move back, and Control+Shift+Z makes it again.";
+const FINGERS = 400; // px: narrower pictures are on phones; screen readers hear of the keys
 const LINKS = [["", "pass each other"], ["pair", "queue, by pair"], ["device", "queue, by device"]];
 const TIMES = {
   forward: "Forward F",
@@ -113,7 +114,7 @@ function laySchedule(data, s, width) {
   const summary = scheduleSummary(schedule, run, times, unit, link);
   const few = laid.hasAll ? "" : "Bars that are too small have no number.";
   const caption = scheduleCaption(times, unit, link, [few, data.more].filter(Boolean).join(" "));
-  const status = scheduleStatus(data, s, schedule, run);
+  const status = scheduleStatus(data, s, schedule, run, width);
   return { ...laid, schedule, run, summary, caption, status };
 }
 
@@ -125,7 +126,7 @@ function laySentence(sentence, width, ranks) {
 }
 
 // The last thing that was done, whether the order is legal, and what it is worth.
-function scheduleStatus(data, s, schedule, run) {
+function scheduleStatus(data, s, schedule, run, width) {
   const isEdited = editsOf(s).length > 0;
   const sentences = [data.unread, s.of === signatureOf(s) ? s.message : ""];
   if (run.refused) sentences.push(`Not legal. ${run.refused.sentence}`);
@@ -133,7 +134,8 @@ function scheduleStatus(data, s, schedule, run) {
     if (isEdited) sentences.push(worthOfEdits(data, s, schedule, run));
     sentences.push(goalsStatus(data, schedule, run));
   }
-  return [...sentences, isEdited ? "" : `${HINT} ${KEYS}`].filter(Boolean).join(" ");
+  const hint = width < FINGERS ? HINT : `${HINT} ${KEYS}`;
+  return [...sentences, isEdited ? "" : hint].filter(Boolean).join(" ");
 }
 
 function worthOfEdits(data, s, schedule, run) {

@@ -4,16 +4,21 @@ A ledger knows its source, and its `meta["speeds"]` (lib.predict.provenance) the
 Captions hold figures of links and devices, so they travel as data and not in the summary.
 """
 
+import re
+
 from lib.draw.parts import style
 from lib.ledger import Ledger
 
 _UNITS = "s", "B/s"  # of a latency and of a bandwidth
+_SLIPPED = re.compile(r"slipped ([\d.]+) ([nµm]?)s\b")  # in the note of a row in slow motion
+_PREFIXES = {"n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1.0}
+_MUCH = 0.02  # of a recording's length: what is less late cannot be seen
 
 
 def of_ledger(ledger: Ledger, more: str = "") -> str:
     """Return the caption of a picture of one ledger; `more` is a sentence that the caller adds."""
     told = phrase(ledger)
-    return joined(told[0].upper() + told[1:], more)
+    return joined(told[0].upper() + told[1:], _delay(ledger), more)
 
 
 def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
@@ -27,6 +32,7 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
     return joined(
         f"The bars are {_phrase(ledger.source, first)}.",
         f"The dashed outlines are {_phrase(over.source, second)}.",
+        _delay(ledger),
         more,
     )
 
@@ -34,6 +40,15 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
 def phrase(ledger: Ledger) -> str:
     """Say what the numbers of a ledger are, as a part of a sentence."""
     return _phrase(ledger.source, _details(ledger))
+
+
+def _delay(ledger: Ledger) -> str:
+    """Say by how much rows of slow motion ended late on a busy machine, where it can be seen."""
+    slips = _SLIPPED.finditer("\n".join({note for note in ledger.column("note") if note}))
+    late = max((float(slip[1]) * _PREFIXES[slip[2]] for slip in slips), default=0.0)
+    if late <= _MUCH * ledger.makespan:
+        return ""
+    return f"Delays of up to {style.amount(late, 's')} come from this machine, which was busy."
 
 
 def joined(*sentences: str) -> str:

@@ -79,7 +79,7 @@ def test_what_streams_take_beside_zero_bubble_schedules(cells):
     for words in (
         "takes 97.5 units",
         "ZB-H1 takes 120 units, and the stream 105",
-        "takes 130 units, and ZB-H2 168 with m = 8, but 114 with m = 32",
+        "the stream takes 209 units, the deeper one 130, and ZB-H2 168 with m = 8, but 114",
     ):
         assert words in text
 

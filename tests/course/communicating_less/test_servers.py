@@ -1,5 +1,6 @@
 """Chapter 2's servers: how stale a bound lets gradients be, and what that does to the loss."""
 
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import pytest
@@ -93,6 +94,19 @@ def test_the_tightest_bound_learns_worst_at_the_large_rate():
     for worse, better in ((1, 3), (3, None), (1, None)):
         wins = sum(a > b for a, b in zip(by_bound[worse], by_bound[better], strict=True))
         assert wins >= 2 * len(MANY) / 3, (worse, better)
+
+
+def test_with_milder_stragglers_no_bound_is_the_worst():
+    """Where slow gradients take 4 ms and not 12, as the answer to the second question says."""
+    stale, means = {}, {}
+    for bound in (1, 3, None):
+        settings = stragglers(bound)
+        times = tuple(tuple(min(time, 4) for time in times) for times in settings.compute_times)
+        updates = simulate(replace(settings, compute_times=times)).updates
+        stale[bound] = sum(update.staleness >= 2 for update in updates)
+        means[bound] = sum(losses := servers.replayed(updates, 0.05, MANY)) / len(losses)
+    assert stale == {1: 79, 3: 53, None: 88}
+    assert means[None] > max(means[1], means[3])
 
 
 def test_local_sgd_waits_for_the_slowest_of_each_block():

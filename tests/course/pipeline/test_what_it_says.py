@@ -39,11 +39,13 @@ def split_row(rank: int, m: int, warm: int, lag: int) -> list[str]:
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12), (4, 3)])
 def test_the_rules_of_zb_h1_and_zb_h2_are_those_of_the_text(p, m):
     assert "rank r first does 2(p − 1 − r) forwards (rank 0 six, in 1F1B three)" in TEXT
-    assert "On rank r, r further Is come between an I and its W" in TEXT
-    assert "Then F and I alternate, and 2r further Is precede a W" in TEXT
+    assert "Rank r postpones each W by r Is" in TEXT
+    assert "Then F and I alternate, and each W is postponed by 2r Is" in TEXT
+    assert "So no rank keeps more than p microbatches." in TEXT
     assert "rank 0 does W0 right after I0, rank 3 only after I3" in TEXT
     for rank, (h1, h2) in enumerate(zip(rules.zb_h1(p, m), rules.zb_h2(p, m))):
         after = p - 1 - rank
+        assert play(rules.zb_h1(p, m)).peak_microbatches[rank] <= p
         assert list(map(str, h1)) == split_row(rank, m, after, rank)
         assert list(map(str, h2)) == split_row(rank, m, 2 * after, 2 * rank)
 
@@ -59,7 +61,7 @@ def test_one_step_of_zb_h2_shows_what_the_guess_asks_for():
 
 def test_where_interleaved_1f1b_stops_being_the_faster_one():
     words = "GPipe is faster if a message takes more than 0.54 of a rank's forward, and 1F1B if it "
-    assert f"{words}takes more than 1.4." in TEXT
+    assert f"{words}takes more than 1.4 (both" in TEXT
     halves = Costs(0.5, 0.5, 0.5)
     for send, faster in ((0.54, 0), (0.545, 1), (1.35, 1), (1.4, 2)):
         thin = play(rules.interleaved(8, 8, 2), replace(halves, send=send)).makespan
@@ -139,11 +141,38 @@ def test_the_card_compares_the_schedules_as_they_run():
 
 
 def test_messages_as_long_as_a_forward_are_slower_in_1f1b_than_in_gpipe():
-    gpipe, one_f_one_b = map(int, said(r"as long as a forward, GPipe takes (\d+) and 1F1B (\d+)"))
+    gpipe, one_f_one_b = map(int, said(r"the rank computes on, GPipe takes (\d+) and 1F1B (\d+)"))
     assert play(rules.gpipe(4, 8), Costs(send=1)).makespan == gpipe == 39
     assert play(rules.one_f_one_b(4, 8), Costs(send=1)).makespan == one_f_one_b == 49
     free = [play(rule(4, 8)).makespan for rule in (rules.gpipe, rules.one_f_one_b)]
     assert free == [33, 33]
+
+
+def test_a_sender_that_waits_changes_which_schedule_is_the_fastest():
+    def makespan(rule, send, v=1):
+        times = (1 / v,) * 3
+        return play(rule(4 * v, 8), Costs(*times, send=send, sends_block=True)).makespan
+
+    schedules = {
+        "GPipe": (rules.gpipe, 1),
+        "1F1B": (rules.one_f_one_b, 1),
+        "interleaved": (rules.interleaved, 2),
+        "ZB-H1": (rules.zb_h1, 1),
+        "ZB-V": (rules.zb_v, 2),
+        "ZB-H2": (rules.zb_h2, 1),
+    }
+    told = {name: makespan(rule, 1.0, v) for name, (rule, v) in schedules.items()}
+    words = [f"{name} {time:g}" for name, time in told.items()]
+    words[0] = words[0].replace(" ", " takes ")
+    assert f"{', '.join(words[:-1])} and {words[-1]}." in TEXT
+    assert "both from about 0.4 if a sender waits until its message has arrived" in TEXT
+    for name, even in (("GPipe", 0.39), ("1F1B", 0.37)):
+        rule = schedules[name][0]
+        before, after = (
+            makespan(rule, send) - makespan(rules.interleaved, send, 2)
+            for send in (even - 0.01, even + 0.01)
+        )
+        assert before > 0 > after, name
 
 
 def test_a_message_over_infiniband_takes_190_microseconds():

@@ -88,6 +88,21 @@ def test_a_picture_of_two_sources_names_both():
                           "actions.")  # fmt: skip
 
 
+def test_a_recording_that_a_busy_machine_delayed_says_so():
+    def late(note):
+        row = Row(0, "compute", "forward", 0.0, 1e-3, note=note)
+        return Ledger([row], source="slow motion", meta={"speeds": REAL})
+
+    said = "Delays of up to 29.9 µs come from this machine, which was busy."
+    prediction = run("predicted", speeds=REAL)
+    delayed = late("2 GFLOP, slipped 29.9 µs")
+    assert timeline(delayed, caption="Of a toy").caption.endswith(f" slower. {said} Of a toy.")
+    assert timeline(delayed, over=prediction).caption.endswith(f"and link. {said}")
+    assert "Delays of up to 900 µs come" in timeline(late("slipped 0.9 ms")).caption
+    for note in ("slipped 19.9 µs", "slipped 550 ns", "2 GFLOP", ""):
+        assert "busy" not in timeline(late(note)).caption, note
+
+
 LAYERS = [3, 1, 2, 2]
 PICTURES = {
     "memory": lambda: memory(PAPER),
