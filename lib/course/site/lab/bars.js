@@ -29,7 +29,7 @@
     node.setAttribute("aria-label", label);
     node.setAttribute("data-lm-suppress-shortcuts", "true"); // keys here edit no cell
     for (const type of ["keydown", "dblclick"]) {
-      node.addEventListener(type, (event) => event.stopPropagation());
+      node.addEventListener(type, (event) => event.key !== "Escape" && event.stopPropagation());
     }
     node.append(...parts);
     void cell.ready.then(() => manyRanksAboveOutput(cell, widget));

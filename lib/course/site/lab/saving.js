@@ -10,7 +10,6 @@
   const VIEW = "application/vnd.jupyter.widget-view+json";
   const STATE = "application/vnd.jupyter.widget-state+json";
   const POINTER = "IPY_MODEL_";
-  const KEEPS_KEYS = "[data-lm-suppress-shortcuts]";
   const PATIENCE = 30_000; // milliseconds for JupyterLab to read what a notebook stores
   const attended = new WeakSet(); // a notebook may be seen in two tabs
 
@@ -82,22 +81,8 @@
     };
   }
 
-  // Ctrl+S saves also from our buttons and pictures, which keep keys from JupyterLab, as an x would
-  // cut their cell.
-  function saveByKey(panel, context) {
-    const save = (event) => {
-      const isSave = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "s";
-      if (!isSave || event.shiftKey || event.altKey || !event.target.closest(KEEPS_KEYS)) return;
-      event.preventDefault();
-      event.stopPropagation();
-      void context.save();
-    };
-    panel.node.addEventListener("keydown", save, true);
-  }
-
   globalThis.manyRanksSaving = async (panel, context) => {
     const { content: { rendermime } } = panel, { model, saveState } = context;
-    saveByKey(panel, context);
     listen(rendermime);
     if (attended.has(context)) return;
     attended.add(context);

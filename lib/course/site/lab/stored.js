@@ -1,9 +1,9 @@
 // A JupyterLab extension without a build. JupyterLab loads this file, which loads the others:
-// pictures.js, saving.js (what a notebook's file holds), copies.js (the reader's own chapters),
-// places.js (where the reader is in them), course.js (the first page), asking.js (the server),
-// seconds.js (what takes long says so), bars.js (buttons in a cell), exercises.js (those of an
-// exercise), missing.js (those of a cell that misses a name), progress.js (what is told of a long
-// call), and definitions.js and glossary.js (marked words).
+// pictures.js, saving.js (what a notebook's file holds), keys.js (those that mean the notebook),
+// copies.js (the reader's own chapters), places.js (where the reader is in them), course.js (the
+// first page), asking.js (the server), seconds.js (what takes long says so), bars.js (buttons in a
+// cell), exercises.js (those of an exercise), missing.js (those of a cell that misses a name),
+// progress.js (what is told of a long call), and definitions.js and glossary.js (marked words).
 //
 // JupyterLab's widgets read what a notebook stores of them only once it has a kernel: with
 // "No Kernel" they say "Loading widget..." for ever (jupyter-widgets/ipywidgets issues 3773 and
@@ -75,6 +75,7 @@
           void manyRanksSaving(panel, context);
           void attend(panel, context);
           manyRanksProgress(panel);
+          manyRanksKeys(app, panel, context);
           void manyRanksSeconds(panel, context, shared);
         },
       });
@@ -89,7 +90,7 @@
     document.head.append(loader);
     return new Promise((done) => loader.addEventListener("load", done));
   }
-  const names = ["pictures", "saving", "asking", "copies", "places", "course"];
+  const names = ["pictures", "saving", "keys", "asking", "copies", "places", "course"];
   names.push("seconds", "bars", "exercises", "missing", "progress", "definitions", "glossary");
   const loaded = Promise.all(names.map((name) => load(`${name}.js`)));
   const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet" });
