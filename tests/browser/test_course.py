@@ -153,6 +153,59 @@ def test_the_page_is_readable_everywhere(solved, width, dark):
     assert not said, said
 
 
+IN_SIGHT = """(id) => {
+    const { content } = jupyterapp.shell.currentWidget, cell = content?.activeCell;
+    if (cell?.model.id !== id) return false;
+    const frame = content.node.getBoundingClientRect(), box = cell.node.getBoundingClientRect();
+    return box.top >= frame.top - 1 && box.top < frame.bottom;
+}"""
+
+
+def test_one_goes_on_where_one_stopped_also_in_tabs_that_come_back(desk, course, wrongs):
+    lab, other = desk
+    page = lab.first_page(width=1200)
+    ready = "(path) => jupyterapp.shell.currentWidget?.context?.path === path"
+    page.wait_for_selector(f"{PAGE} h1")
+    cells = {}
+    for number in (2, 1):
+        page.evaluate(OPEN)
+        page.wait_for_selector(f"{PAGE} h1")
+        page.locator(f"{PAGE} h3 a").nth(number).press("Enter")
+        page.wait_for_function(ready, arg=f"my-chapters/{SHOWN[number].name}.ipynb")
+        bar = page.locator(".jp-NotebookPanel-toolbar:visible")
+        bar.get_by_role("button", name="The course").wait_for()
+        page.wait_for_timeout(500)
+        page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 20; }")
+        cells[number] = page.evaluate(
+            "() => jupyterapp.shell.currentWidget.content.activeCell.model.id"
+        )
+        copy = copies.of(course / SHOWN[number].file)
+        for _ in range(100):
+            page.wait_for_timeout(100)
+            if landing.place(copy) == cells[number]:
+                break
+        assert landing.place(copy) == cells[number]
+    saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
+    page.wait_for_function(f"async () => (await ({saved})()).includes('{SHOWN[1].name}.ipynb')")
+    page.goto(f"{lab.address}/lab")
+    page.wait_for_selector(f"{PAGE} h1")
+    names = "() => [...jupyterapp.shell.widgets('main')].filter((one) => one.context).length"
+    page.wait_for_function(f"() => ({names})() >= 2")
+    page.wait_for_timeout(2500)  # tabs that nobody looks at are not where the reader is
+    page.evaluate(OPEN)
+    page.locator(f"{PAGE} .many-ranks-go").get_by_text("Continue: Chapter 1").press("Enter")
+    page.wait_for_function(IN_SIGHT, arg=cells[1])
+    page.wait_for_timeout(3000)
+    assert page.evaluate(IN_SIGHT, cells[1]), "what loads later pushes it away"
+    page.evaluate(OPEN)
+    page.locator(f"{PAGE} h3 a").nth(2).press("Enter")
+    page.wait_for_function(IN_SIGHT, arg=cells[2])
+    page.context.close()
+    other.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
+    other.wait_for_timeout(500)
+    wrongs.clear()  # its kernels have ended under it
+
+
 def test_its_tab_is_there_when_one_comes_back(desk):
     """Beside the chapter that the address names, one that no other page has open."""
     lab, _ = desk

@@ -79,6 +79,7 @@ export function picture(gathered) {
       headControl(data, shown, zoom.zoomed),
       ...zoom.controls.map((one) => ({ ...one, isFolded: !data.isExercise })),
     ],
+    moved: (s) => movedTexts(data, s),
     layout(s, width) {
       const laid = laySchedule(data, s, width);
       if (laid.run) {
@@ -206,6 +207,12 @@ function startButton({ kind }) {
     label,
     press: () => ({ kind: other, edits: [], undone: [], message: "" }),
   };
+}
+
+// The text before the reader's moves and the text with them; none where nothing was moved.
+function movedTexts(data, s) {
+  if (!editsOf(s).length) return null;
+  return [chosenSchedule(data, s), editedSchedule(data, s)].map(scheduleText);
 }
 
 function copySchedule(data, s) {

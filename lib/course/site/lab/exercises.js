@@ -9,6 +9,9 @@
   const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
   const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
   const OLD = "What the cell shows below is of an earlier run.";
+  const QUOTES = '"""';
+  const MOVED = "The picture has moves that the text in the cell has not, and they would be lost. " +
+    "Copy the picture's text between the quotes, or press Reset in the picture.";
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -219,12 +222,31 @@
       this.cell.model.sharedModel.setSource(whole);
     }
 
+    // Moves in a picture of the cell become the cell's text, as the cell draws the picture anew.
+    // False where the cell has a text that the picture does not know.
+    takeMoves() {
+      const figures = [...this.cell.node.querySelectorAll("figure.mrom")];
+      const moved = figures.map(({ picture }) => picture?.shape.moved?.(picture.state));
+      const parts = sourceOf(this.cell).split(QUOTES), texts = moved.find(Boolean);
+      if (!texts || parts.length !== 3) return true;
+      const bare = (text) => text.replace(/\s/g, ""), here = bare(parts[1]);
+      if (here === bare(texts[1])) return true;
+      if (here && here !== bare(texts[0])) return false;
+      const whole = [parts[0], `\n${texts[1]}\n`, parts[2]].join(QUOTES);
+      this.cell.model.sharedModel.setSource(whole);
+      return true;
+    }
+
     async runChecked() {
       if (!this.kernel) {
         this.say("No kernel runs yet, and no cell of this chapter has run.", true);
         return;
       }
       this.complete();
+      if (!this.takeMoves()) {
+        this.say(MOVED);
+        return;
+      }
       const cells = cellsOf(this.panel, this.cell);
       this.say(this.kernel.status === "idle" ? "" : "Waiting for the kernel…");
       const { names } = await this.ask("missing", cells.map(sourceOf));

@@ -6,14 +6,43 @@
 {
   const COURSE = "many-ranks:course";
   const PATIENCE = 1_000; // milliseconds at a cell before it is remembered
+  const SETTLED = 5_000; // milliseconds after which a chapter that opens moves no more
+
+  // Waits until a tab is seen: one that JupyterLab opens again may stand behind another.
+  function seen({ node }) {
+    return new Promise((done) => {
+      const eye = new IntersectionObserver((entries) => {
+        if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+        eye.disconnect();
+        done();
+      });
+      eye.observe(node);
+    });
+  }
 
   // Shows the cell where the reader stopped, unless the reader is somewhere already.
-  async function goTo({ content, revealed }, cell) {
-    await revealed;
+  async function goTo(panel, cell) {
+    const { content } = panel;
+    await Promise.all([panel.revealed, seen(panel)]);
     const place = content.widgets.findIndex(({ model }) => model.id === cell);
     if (place <= 0 || content.activeCellIndex > 0) return;
     content.activeCellIndex = place;
-    await content.scrollToItem(place, "start");
+    void stayAt(panel, place);
+  }
+
+  // Keeps a cell in sight while pictures above it are still being drawn, until the reader moves.
+  async function stayAt(panel, place) {
+    const { content, node } = panel, ending = new AbortController(), { signal } = ending;
+    for (const kind of ["wheel", "keydown", "pointerdown"]) {
+      node.addEventListener(kind, () => ending.abort(), { signal, capture: true });
+    }
+    const end = Date.now() + SETTLED;
+    while (!signal.aborted && panel.isVisible && content.activeCellIndex === place) {
+      await content.scrollToItem(place, "start");
+      if (Date.now() > end) break;
+      await new Promise((done) => setTimeout(done, 250));
+    }
+    ending.abort();
   }
 
   // Tells the server at which cell the reader is, once the reader stays there.
@@ -22,7 +51,7 @@
     let waiting;
     const tell = () => {
       const cell = content.activeCell?.model.id;
-      if (cell && !panel.isDisposed) ask({ cell }, "PUT").catch(() => {});
+      if (cell && panel.isVisible) ask({ cell }, "PUT").catch(() => {});
     };
     const wait = () => {
       clearTimeout(waiting);
