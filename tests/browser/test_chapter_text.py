@@ -39,6 +39,7 @@ def test_text_in_jupyterlab_has_lines_of_80_letters_and_tables_are_wide(chapter)
     assert every(60 < one < 90 for one in letters) and len(letters) > 3
     width = "(all) => Math.max(...all.map((one) => one.getBoundingClientRect().width))"
     text = chapter.locator(f"{TEXT} > p:not(:has(img))").evaluate_all(width)
+    assert 0.8 * text < chapter.locator(f"{TEXT} img").evaluate_all(width) < 1.05 * text
     assert chapter.locator(f"{TEXT} table").evaluate_all(width) > text
     assert chapter.locator(".jp-CodeCell .cm-editor").evaluate_all(width) > 1.5 * text
 

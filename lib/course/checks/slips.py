@@ -10,7 +10,7 @@ _UNITS = (
     {"%": 0.01, "fractions of 1": 1},
 )  # fmt: skip
 _CLOSE, _CLOSER = 0.005, 0.002  # relative; the second for factors that are near to 1
-_SMALLEST = 4  # half or twice a smaller count may be a guess as well as a slip
+_SMALLEST = 6  # half or twice a smaller count may be a guess as well as a slip
 
 
 def slip(number: float, answer: float, kind: str = "", ranks: int = 0) -> str:
