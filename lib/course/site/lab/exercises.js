@@ -10,7 +10,7 @@
   const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
   const OLD = "What the cell shows below is of an earlier run.";
   const QUOTES = '"""';
-  const MOVED = "The picture has moves that the text in the cell has not, and they would be lost. " +
+  const MOVED = "The picture has moves that the text in the cell has not, and would lose them. " +
     "Copy the picture's text between the quotes, or press Reset in the picture.";
   let jupyter; // what JupyterLab shares
 
