@@ -152,6 +152,11 @@ def mine(course):
     return course / copies.FOLDER / (course / FIRST).name
 
 
+KEY = "many-ranks-guess: "
+GUESSED = """(questions) => questions.forEach((question) => localStorage.setItem(
+    `many-ranks-guess: ${question}`, '{"tries": [16], "isShown": false}'))"""
+
+
 def test_a_copy_lives_at_once_and_starts_again(course, mine, show):
     """Case 30: a reader's copy is worked in, kept, and begun anew from inside JupyterLab."""
     page = show(mine)
@@ -160,6 +165,7 @@ def test_a_copy_lives_at_once_and_starts_again(course, mine, show):
     assert wide > 0, "images/ lies beside the copies"
     page.screenshot(path=SCREENSHOTS / "copy.png")
     edit(page, "# mine\n")
+    page.evaluate(GUESSED, ["What equals full_gradient?", "Of another chapter?"])
     page.get_by_role("button", name="Start again").locator("visible=true").click()
     accept = page.locator(".jp-Dialog").get_by_role("button", name="Start again")
     accept.wait_for()
@@ -174,6 +180,9 @@ def test_a_copy_lives_at_once_and_starts_again(course, mine, show):
     assert not copies.of(mine).changed
     assert not page.evaluate(f"() => {MODEL}.cells.get(1).sharedModel.getSource()").startswith("#")
     assert page.evaluate("() => jupyterapp.shell.currentWidget.context.path").endswith(mine.name)
+    assert page.evaluate("() => Object.keys(localStorage)").count(KEY + "Of another chapter?") == 1
+    assert KEY + "What equals full_gradient?" not in page.evaluate("Object.keys(localStorage)")
+    page.evaluate("() => localStorage.clear()")
 
 
 def test_a_revised_chapter_is_offered_and_a_stored_one_leads_to_the_copy(course, mine, show):

@@ -5,6 +5,7 @@
 {
   const COMMAND = "many-ranks:again";
   const LABEL = "Start This Chapter Again…";
+  const GUESSED = "many-ranks-guess: "; // with the question: lib/draw/js/answers.js
   const copies = new WeakSet(); // the tabs that show one
   let jupyter, ask; // what JupyterLab shares: its dialogs, notifications and buttons; its server
 
@@ -53,12 +54,21 @@
     if (!(await isConfirmed(title, changed))) return;
     const { copy, kept } = await ask(app, context.path, { again: true });
     await context.sessionContext.shutdown();
-    globalThis.manyRanksKept?.clear(); // answers that pictures remember until the page is closed
+    forgetGuesses(context.model.toString());
     context.model.dirty = false; // it was saved, and is kept
     panel.close();
     await app.commands.execute("docmanager:open", { path: copy });
     const text = `What you had is kept as ${kept}.`;
     if (kept) jupyter.Notification.success(text, { autoClose: false });
+  }
+
+  // Forgets what pictures remember of the guesses that stand in a notebook.
+  function forgetGuesses(text) {
+    globalThis.manyRanksKept?.clear(); // until the page is closed, and in the browser
+    for (const key of Object.keys(localStorage).filter((one) => one.startsWith(GUESSED))) {
+      const question = JSON.stringify(key.slice(GUESSED.length)).slice(1, -1);
+      if (text.includes(question)) localStorage.removeItem(key);
+    }
   }
 
   async function isConfirmed(title, isChanged) {
