@@ -131,6 +131,7 @@ def _measured(ledger: Ledger) -> dict:
         bars.append([start - zero, free - zero])
     ranks = len(sums[0].members)
     facts = {"source": ledger.source, "caption": captions.phrase(ledger)}
+    facts["delay"] = captions.delay(ledger[ledger.column("start") >= zero])
     return facts | {"ranks": ranks, "backward": max(row.end for row in back) - zero, "bars": bars}
 
 

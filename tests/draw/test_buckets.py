@@ -205,10 +205,22 @@ def test_what_was_measured_is_told_from_the_start_of_backward():
         told = "measured: wall clock of 2 ranks on this machine"
         assert new["measured"] == {
             "source": "measured", "caption": told, "stop": stop, "ranks": 2, "backward": 2.0,
-            "bars": [[1.5, 4.0], [4.0, 5.0]],
+            "bars": [[1.5, 4.0], [4.0, 5.0]], "delay": "",
         }  # fmt: skip
         assert new["summary"] == drawn.summary and new["nbytes"] == drawn.live[1]["nbytes"]
     assert asked == [None, drawn.live[1]["stops"][5][0]]
+
+
+def test_a_run_that_a_busy_machine_delayed_says_so():
+    what = {"group": "world", "members": (0, 1), "bytes": 8, "number": 0}
+    rows = [
+        Row(0, "compute", "forward", 1.0, 5.0, note="slipped 900 ms"),  # before backward
+        Row(0, "compute", "backward", 5.0, 6.0, note="slipped 400 ms"),
+        Row(0, "comm", "all_reduce", 6.0, 9.0, arrived=6.5, **what),
+    ]
+    drawn = picture(ask=lambda size: Ledger(rows, source="slow motion"))
+    delay = drawn.ask("run", {"stop": 5})["measured"]["delay"]
+    assert delay == "Delays of up to 400 ms come from this machine, which was busy."
 
 
 def test_a_run_without_a_backward_is_refused():

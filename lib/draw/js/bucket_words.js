@@ -47,7 +47,8 @@ export function measuredStatus(measured, data, run, network) {
   const source = measured.source.replace(/^./, (first) => first.toUpperCase());
   return `${source} on ${plural(measured.ranks, "rank")}, ${inSize(data.stops[measured.stop])}: ` +
     `${plural(measured.bars.length, "all-reduce")}, exposed ${exposed}. ` +
-    `Predicted here, on ${plural(network.ranks, "rank")}: exposed ${amount(run.exposed, "s")}.`;
+    `Predicted here, on ${plural(network.ranks, "rank")}: exposed ${amount(run.exposed, "s")}.` +
+    (measured.delay ? ` ${measured.delay} Press again.` : "");
 }
 
 // Says what the numbers of the picture are; a link that was turned by hand is an invented one.

@@ -18,7 +18,7 @@ _MUCH = 0.02  # of a recording's length: what is less late cannot be seen
 def of_ledger(ledger: Ledger, more: str = "") -> str:
     """Return the caption of a picture of one ledger; `more` is a sentence that the caller adds."""
     told = phrase(ledger)
-    return joined(told[0].upper() + told[1:], _delay(ledger), more)
+    return joined(told[0].upper() + told[1:], delay(ledger), more)
 
 
 def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
@@ -32,7 +32,7 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
     return joined(
         f"The bars are {_phrase(ledger.source, first)}.",
         f"The dashed outlines are {_phrase(over.source, second)}.",
-        _delay(ledger),
+        delay(ledger),
         more,
     )
 
@@ -42,8 +42,8 @@ def phrase(ledger: Ledger) -> str:
     return _phrase(ledger.source, _details(ledger))
 
 
-def _delay(ledger: Ledger) -> str:
-    """Say by how much rows of slow motion ended late on a busy machine, where it can be seen."""
+def delay(ledger: Ledger) -> str:
+    """Say by how much rows of slow motion ended late on a busy machine; "" if it cannot be seen."""
     slips = _SLIPPED.finditer("\n".join({note for note in ledger.column("note") if note}))
     late = max((float(slip[1]) * _PREFIXES[slip[2]] for slip in slips), default=0.0)
     if late <= _MUCH * ledger.makespan:
