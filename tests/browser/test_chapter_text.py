@@ -41,6 +41,9 @@ def test_text_in_jupyterlab_has_lines_of_80_letters_and_tables_are_wide(chapter)
     text = chapter.locator(f"{TEXT} > p:not(:has(img))").evaluate_all(width)
     assert 0.8 * text < chapter.locator(f"{TEXT} img").evaluate_all(width) < 1.05 * text
     assert chapter.locator(f"{TEXT} table").evaluate_all(width) > text
+    left = "(all) => [...new Set(all.map((one) => Math.round(one.getBoundingClientRect().left)))]"
+    (edge,) = chapter.locator(f"{TEXT} > table").evaluate_all(left)
+    assert edge in chapter.locator(f"{TEXT} > p").evaluate_all(left)
     assert chapter.locator(".jp-CodeCell .cm-editor").evaluate_all(width) > 1.5 * text
 
 

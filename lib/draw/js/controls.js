@@ -162,7 +162,8 @@ function player(now, set, state) {
     element("button", { type: "button", text, "aria-label": `${label}: ${name}`, onclick });
   const back = sign("◂", "back", () => jumpBack(now, state, motion));
   const ahead = sign("▸", "ahead", () => jumpAhead(now, state, motion));
-  const play = element("button", { type: "button", class: "mrom-play", onclick: motion.toggle });
+  const play = sign("Play", "play", motion.toggle);
+  play.className = "mrom-play";
   const byHand = (changes) => {
     motion.isRunning = false;
     set(changesTo(now(), state, changes[now().name]));

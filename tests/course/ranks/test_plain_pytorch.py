@@ -91,3 +91,21 @@ def test_the_predicted_overlap_is_the_roofline_and_the_ring():
     assert {row.end for row in ledger.where(lane="compute")} == {2 * 1024**3 / peak}
     assert every(row.end == pytest.approx(ring) for row in ledger.where(lane="comm"))
     assert {row.bytes for row in ledger.where(lane="comm")} == {4_000_000}
+
+
+def rank_2_leaves_and_others_live_on(x):
+    assert dist.get_rank() != 2, "no data left"
+    try:
+        dist.all_reduce(x)
+    except RuntimeError:
+        time.sleep(5)
+        raise
+
+
+def test_a_rank_whose_neighbours_live_on_waits_for_the_limit():
+    """In gloo's ring of four ranks, rank 0 exchanges messages with ranks 1 and 3 alone."""
+    steps = (rank_2_leaves_and_others_live_on,)
+    reports = pytorch_reports(steps, torch.ones(4), ranks=4, seconds=(2,))
+    (by_rank,) = reports.by_step.values()
+    assert "Timed out waiting 2000ms" in by_rank[0]
+    assert every("onnection" in by_rank[rank] for rank in (1, 3))  # closed, or reset
