@@ -287,6 +287,7 @@ def test_random_ends_and_stops():
             assert time.monotonic() - began < 10.0
             if kind != "press":
                 kill.join()
+                time.sleep(0.2)  # until the system has ended it
             try:
                 world.run(total)
             except RankError as error:
