@@ -8,7 +8,8 @@ import pytest
 
 from lib.draw import buckets
 from lib.draw.parts import javascript
-from lib.ledger import Ledger
+from lib.draw.parts.picture import Picture
+from lib.ledger import Ledger, Row
 from lib.predict.data.bucket_overlap import best, fly
 from lib.predict.data.buckets import CAP, FIRST
 from tests.browser.same import same
@@ -241,6 +242,17 @@ def overlaps(marks):
         for below, right, other in places[:n]:
             apart = x + 6 * len(one["text"]) <= right or right + 6 * len(other["text"]) <= x
             assert abs(y - below) >= 12 or apart, (one["text"], other["text"])
+
+
+def test_a_run_that_a_busy_machine_delayed_says_so_beside_the_prediction(bench_page):
+    what = {"group": "world", "members": (0, 1), "bytes": 8, "number": 0, "arrived": 6.0}
+    for note, end in (("slipped 400 ms", "was busy. Press again."), ("", "ms.")):
+        rows = [Row(0, "compute", "backward", 5.0, 6.0, note=note)]
+        rows += [Row(0, "comm", "all_reduce", 6.0, 9.0, **what)]
+        drawn = picture(ask=lambda size, rows=rows: Ledger(rows, source="slow motion"))
+        told = drawn.ask("run", {"stop": drawn.live[1]["start"]["stop"]})
+        status = bench_page(Picture(drawn.summary, ("buckets", told))).status
+        assert "Predicted here, on " in status and status.endswith(end), status
 
 
 def test_it_lives_in_the_book_without_a_kernel(in_book):

@@ -187,11 +187,14 @@ def test_one_goes_on_where_one_stopped_also_in_tabs_that_come_back(desk, course,
         assert landing.place(copy) == cells[number]
     saved = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.list())"
     page.wait_for_function(f"async () => (await ({saved})()).includes('{SHOWN[1].name}.ipynb')")
+    told = (course / copies.FOLDER / landing.FILE).read_text()
     page.goto(f"{lab.address}/lab")
     page.wait_for_selector(f"{PAGE} h1")
     names = "() => [...jupyterapp.shell.widgets('main')].filter((one) => one.context).length"
     page.wait_for_function(f"() => ({names})() >= 2")
-    page.wait_for_timeout(2500)  # tabs that nobody looks at are not where the reader is
+    page.wait_for_timeout(2500)
+    here = (course / copies.FOLDER / landing.FILE).read_text()
+    assert here == told, "tabs that nobody looks at are not where the reader is"
     page.evaluate(OPEN)
     page.locator(f"{PAGE} .many-ranks-go").get_by_text("Continue: Chapter 1").press("Enter")
     page.wait_for_function(IN_SIGHT, arg=cells[1])

@@ -36,7 +36,7 @@ def page(lab, folder, request):
     page.context.close()
 
 
-def state_of(page, counts, *rest):
+def state_of(page, counts):
     """Wait until the cells have run as often as said, and give where the keyboard is."""
     page.wait_for_function(
         "counts => jupyterapp.shell.currentWidget.content.widgets.every((cell, n) =>"
@@ -77,3 +77,6 @@ def test_a_picture_lets_its_cell_be_run_and_be_left(page):
     page.locator(".jp-InputPrompt").nth(1).click()
     assert page.evaluate(STATE)[1:] == [1, "command", "cell 1"]
     assert page.evaluate(STATE)[0] == [1, 4, 3]
+    picture.focus()
+    page.keyboard.press("Alt+Enter")
+    assert state_of(page, [1, 5, None, 3])[0] == 2, "a new cell stands below"

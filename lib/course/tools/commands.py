@@ -35,6 +35,7 @@ class Outcome:
     status: int
     counts: Counter = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
+    interrupted: bool = False  # by Ctrl-C, or by a test that took a signal for one
 
     @property
     def good(self) -> bool:
@@ -46,7 +47,7 @@ class Outcome:
         """How it ended, in words, where no failed test says it."""
         if self.status in (0, SOME_FAILED):
             return ""
-        return f" (exit status {self.status}{', interrupted' * (self.status == INTERRUPTED)})"
+        return f" (exit status {self.status}{', interrupted' * self.interrupted})"
 
     def passed_alone(self) -> None:
         """Count what failed as passed."""
@@ -62,7 +63,8 @@ def call(command: Command, environ: dict[str, str], output=None) -> Outcome:
         words = [*command, *notes] if "pytest" in command else command
         streams = {"stdout": output, "stderr": subprocess.STDOUT} if output else {}
         status = subprocess.run(words, cwd=ROOT, env=environ, **streams).returncode
-        outcome = Outcome(status)
+        interrupted = "pytest" in command and status == INTERRUPTED  # others mean more by it
+        outcome = Outcome(status, interrupted=interrupted)
         if report.exists():
             for suite in ElementTree.parse(report).getroot().iter("testsuite"):
                 outcome.counts.update({key: int(suite.get(key, 0)) for key in COUNTED})

@@ -144,6 +144,7 @@ def test_the_exercises_own_sentences_win_over_the_general_ones():
 
 def test_small_counts_hear_nothing_of_half_and_twice():
     assert not slip(2, 1) and not slip(1, 2) and not slip(0, 5) and not slip(5, 0)
+    assert not slip(2, 4) and not slip(8, 4)
     assert slip(12, 6) == "This is twice the answer: is something counted twice?"
     assert not slip(12.001, 6)  # a count is whole
 

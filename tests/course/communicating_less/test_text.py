@@ -86,6 +86,10 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     text = "\n".join(cell.source for cell in notebook.cells)
     assert "bound 1 ends worst, though only bound 0 is tighter. Which column" in text
     assert "the loss is 0.14, 0.32 or 0.86" in text
+    backward = 2 / 3 * 1e3 * costs.gpt2_computing(16)
+    near, far = re.findall(r"GPU +([\d.]+) ms", shown(notebook, "costs.problem"))
+    assert f"{backward:.1f}" == "3.0" and "backward pass of 16 GPUs (3.0 ms), the other not" in text
+    assert float(near) < backward < float(far) < 1.3 * backward  # not quite
     local = re.findall(r"loss ([\d.]+) \(", shown(notebook, "source(lessons.learn)"))[:4]
     exact = re.search(r"4 workers: ([\d.]+ \(.*\))", shown(notebook, "lessons.plain(n, seed)"))
     assert float(local[-1]) - float(local[0]) == pytest.approx(0.03)

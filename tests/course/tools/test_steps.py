@@ -1,5 +1,7 @@
 """The steps of `make test`: what fails beside others is tried again alone, and told."""
 
+import sys
+
 import pytest
 
 from lib.course.tools import commands, steps
@@ -73,6 +75,8 @@ def test_a_run_that_was_interrupted_fails_and_says_so(ran):
     run = ran(INTERRUPTED, beside=True)
     assert len(run.failed) == 1 and run.failed[0].endswith(" (exit status 2, interrupted)")
     assert run.counts["tests"] < 3 and not run.raced
+    other = commands.call([sys.executable, "-c", "raise SystemExit(2)"], {})
+    assert other.ended == " (exit status 2)", "what is no pytest may mean something else by it"
 
 
 WAITS = """

@@ -10,8 +10,8 @@
   const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
   const OLD = "What the cell shows below is of an earlier run.";
   const QUOTES = '"""';
-  const MOVED = "The picture has moves that the text in the cell has not, and would lose them. " +
-    "Copy the picture's text between the quotes, or press Reset in the picture.";
+  const MOVED = "The picture has moves that the text in the cell has not, and Check would lose " +
+    "them. Copy the picture's text between the quotes, or press Reset in the picture.";
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
