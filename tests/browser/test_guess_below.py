@@ -106,3 +106,60 @@ def test_the_picture_says_only_what_it_covers(asked, around, says):
     note = reveal.node.locator(".mrom-covers")
     assert note.is_visible() == bool(says)
     assert not says or note.inner_text() == says
+
+
+WAITS = "What this cell shows is covered until you have made the guess above."
+
+
+@pytest.mark.parametrize("between", ["words", "a heading", ""])
+@pytest.mark.parametrize("host", ["JupyterLab", "book"])
+def test_what_the_next_cell_shows_is_covered_where_no_heading_is_between(asked, host, between):
+    """And the text below it, up to a heading; a cell right below the answer's goes its own way."""
+    size = guess(HOW_MANY, unit="bytes")
+    question, reveal = asked(size, size.reveal(3_000_000))
+    reveal.page.evaluate(
+        """([isLab, between]) => {
+            const figure = document.querySelectorAll("figure.mrom")[1];
+            const make = (name, ...inside) => {
+                const node = document.createElement(name === "h2" ? name : "div");
+                node.className = name;
+                node.append(...inside);
+                return node;
+            };
+            const shown = (...inside) => isLab
+                ? make("jp-OutputArea", make("jp-OutputArea-child", ...inside))
+                : make("cell_output", make("output", ...inside));
+            const cell = (code, ...inside) => make(isLab ? "jp-Cell jp-CodeCell" : "cell",
+                make("", code), shown(...inside));
+            const text = (...inside) => !isLab ? inside
+                : [make("jp-Cell jp-MarkdownCell", make("jp-RenderedMarkdown", ...inside))];
+            const words = between === "words" ? text(make("", "words")) :
+                between ? text(make("", "words"), make("h2", between)) : [];
+            const page = [cell("first", figure.parentElement), ...words,
+                cell("second", "its table"), ...text(make("", "what it says"), make("h2", "next")),
+                cell("third", "its picture")];
+            document.querySelector("#here").after(make("", ...page));
+        }""",
+        [host == "JupyterLab", between],
+    )
+    reveal.ask("p => { p.cover.end(); p.set({}); }")
+    reveal.settle()
+    page = reveal.page
+
+    def seen(*texts):
+        return [page.get_by_text(text, exact=True).is_visible() for text in texts]
+
+    def notes():
+        said = "nodes => nodes.map(node => getComputedStyle(node, '::before').content)"
+        found = page.locator(".jp-OutputArea, .cell_output").evaluate_all(said)
+        return [text.strip('"') for text in found if text != "none"]
+
+    later = "its table", "what it says"
+    assert all(seen("first", "second", "third", "next", "its picture"))
+    assert seen("words", *later) == [False] * 3 if between == "words" else all(seen(*later))
+    assert notes() == [WAITS] * (between == "words")
+    page.emulate_media(media="print")
+    assert all(seen(*later)) and not notes()
+    page.emulate_media(media="screen")
+    say(question, "6 MB")
+    assert all(seen(*later)) and not notes()

@@ -1,6 +1,7 @@
-// What a cell shows below a picture that covers an answer, and the text up to the next cell,
-// heading or rule (*** in Markdown), which goes on from it: both may tell the answer, so they are
-// hidden for as long, and the picture says so. Errors stay, and so does everything on paper.
+// What a cell shows below a picture that covers an answer, and what goes on from it up to a heading
+// or a rule (*** in Markdown): the text, what the next cell shows, and the text below that. All may
+// tell the answer, so they are hidden for as long, and the picture and the next cell say so. Errors
+// stay, and so does everything on paper.
 import { element } from "./controls.js";
 
 // Outputs of a cell are siblings, in JupyterLab and in the book.
@@ -12,13 +13,18 @@ const ERRORS = ["error", "stderr"]
   .map((name) => `[data-mime-type="application/vnd.jupyter.${name}"]`).join();
 // JupyterLab draws text again when it likes, so a selector finds it there: that of the next cell.
 // In the book, where cells and text are siblings, each element is marked.
-const LAB = ".jp-Cell:has([data-mrom-covers])+.jp-MarkdownCell .jp-RenderedMarkdown";
+const TEXT = ".jp-Cell:has([data-mrom-covers])+.jp-MarkdownCell";
+const NEXT = `${TEXT}:not(:has(.jp-RenderedMarkdown>${END}))+.jp-CodeCell`;
 const HIDDEN = [
   `[data-mrom-covers]~:not(:has(${ERRORS}))`,
-  `${LAB}>:not(${END},${END}~*)`,
+  `:is(${TEXT},${NEXT}+.jp-MarkdownCell) .jp-RenderedMarkdown>:not(${END},${END}~*)`,
+  `${NEXT} .jp-OutputArea-child:not(:has(${ERRORS}))`,
   "[data-mrom-covered]",
 ].join();
-const RULE = `@media screen{${HIDDEN}{display:none!important}}`;
+const WAITS = `${NEXT} .jp-OutputArea:has(.jp-OutputArea-child),[data-mrom-waits]`;
+const NOTE = "What this cell shows is covered until you have made the guess above.";
+const NOTED = `:is(${WAITS})::before{content:"${NOTE}";font-style:italic}`;
+const RULE = `@media screen{${HIDDEN}{display:none!important}${NOTED}}`;
 
 // Gives {node, cover(whether), end}: the sentence for the picture, what hides or shows, and what
 // shows everything again.
@@ -33,7 +39,7 @@ export function makeCover(figure) {
   const end = () => {
     observer?.disconnect();
     output?.removeAttribute("data-mrom-covers");
-    for (const one of marked) one.removeAttribute("data-mrom-covered");
+    for (const [one, mark] of marked) one.removeAttribute(mark);
     output = observer = null;
     marked = [];
     tell();
@@ -47,8 +53,8 @@ export function makeCover(figure) {
       document.head.append(element("style", { id: "mrom-covers", text: RULE }));
     }
     output.setAttribute("data-mrom-covers", "");
-    marked = textAfter(output.closest(".cell"));
-    for (const one of marked) one.setAttribute("data-mrom-covered", "");
+    marked = marksAfter(output.closest(".cell"));
+    for (const [one, mark] of marked) one.setAttribute(mark, "");
     observer = new MutationObserver(tell); // outputs come in turn, cells while scrolling
     observer.observe(output.parentElement, { childList: true });
     const cells = output.closest(CELL)?.parentElement;
@@ -70,6 +76,15 @@ function hasText(output) {
   const next = output.closest(".jp-Cell")?.nextElementSibling;
   const first = next?.matches(".jp-MarkdownCell") && next.querySelector(".jp-RenderedMarkdown > *");
   return first ? !first.matches(END) : textAfter(output.closest(".cell")).length > 0;
+}
+
+// What the book hides after a cell, and the place of the next cell that says so, with attributes.
+function marksAfter(cell) {
+  const text = textAfter(cell), next = text.at(-1)?.nextElementSibling;
+  const shown = next?.matches(".cell") && next.querySelector(".cell_output");
+  const below = shown ? [...shown.children, ...textAfter(next)] : [];
+  const marks = [...text, ...below].map((one) => [one, "data-mrom-covered"]);
+  return shown ? [...marks, [shown, "data-mrom-waits"]] : marks;
 }
 
 // The elements after a cell of the book, up to the next cell, heading, rule or section.
