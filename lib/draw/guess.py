@@ -52,6 +52,9 @@ class Guess(Picture):
             raise ValueError(f"{answer!r} is none of the choices: {', '.join(self.choices)}.")
         if not self.choices and not (isinstance(answer, int | float) and isfinite(answer)):
             raise ValueError(f"The answer to a question for a number is a number, not {answer!r}.")
+        if not self.choices and answer < 0:
+            raise ValueError(f"The answer is {answer}, and guesses below zero are refused: ask for "
+                             "how much less.")  # fmt: skip
         answer = str(answer) if self.choices else answer
         told = f"It is {answer if self.choices else in_units(answer, self.unit)}."
         data = {"question": self.question, "unit": self.unit, "choices": self.choices,

@@ -86,7 +86,7 @@ READ = [
     ("3 million bytes", "bytes", 3e6), ("12 ms", "s", 0.012), ("12ms", "ms", 12),
     ("1 s", "ms", 1000), ("5 min", "s", 300), ("20 µs", "s", 2e-5), ("80e9 B", "GB", 80),
     ("312 TFLOP/s", "FLOP/s", 312e12), ("1.5 GB/s", "B/s", 1.5e9), ("1 round", "rounds", 1),
-    ("-4", "", -4), ("−4", "", -4), (".5", "", 0.5), ("3.", "", 3), ("12k", "rounds", 12e3),
+    ("-0", "", 0), ("−0", "", 0), (".5", "", 0.5), ("3.", "", 3), ("12k", "rounds", 12e3),
     (" 6 rounds ", "rounds", 6), ("12,345.6", "", 12345.6), ("0", "bytes", 0),
 ]  # fmt: skip
 
@@ -104,6 +104,7 @@ WRONG = [
     ("12 %", "bytes", "“%” is not a unit of bytes"), ("5 m", "s", "“m” is not a unit of s"),
     ("1/0", "", "no finite number"), ("1e999", "", "no finite number"), ("12 B", "s s", None),
     ("4 MB", "rounds", "“MB” is not a unit of rounds"), ("2 3", "", "is not a unit here"),
+    ("-4", "", "“-4” is below zero, which no answer is: write 12"), ("−1 MB", "bytes", "below"),
 ]  # fmt: skip
 
 

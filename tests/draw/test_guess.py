@@ -130,6 +130,7 @@ def test_any_kind_of_number_is_an_answer(three):
         (lambda: guess("Which?", choices=["a", "b"]).reveal("c"), "none of the choices: a, b"),
         (lambda: guess("How many?").reveal("three"), "is a number, not 'three'"),
         (lambda: guess("How many?").reveal(float("nan")), "is a number, not nan"),
+        (lambda: guess("How many?").reveal(-2), "guesses below zero are refused"),
     ],
 )
 def test_what_is_no_question_or_no_answer_is_refused(make, words):

@@ -17,8 +17,8 @@ const unitsKnown = [
 const minutes = { min: 60, minute: 60, minutes: 60 };
 const longTimes = { ...minutes, h: 3600, hour: 3600, hours: 3600, day: 86400, days: 86400 };
 
-// Gives the value of `text` in `unit`: {value}, or {wrong: a sentence that tells what to write
-// instead}.
+// Gives the value of `text` in `unit`, which is not below zero: {value}, or {wrong: a sentence that
+// tells what to write instead}.
 export function readNumber(text, unit = "") {
   const plain = text.trim().replaceAll(/[−–]/g, "-"), quoted = `“${text.trim()}”`;
   const examples = `12, 1e6, 1,000,000, 3/4 or ${isShare(unit) ? "75%" : `12 ${shortOf(unit)}`}`;
@@ -38,6 +38,9 @@ export function readNumber(text, unit = "") {
   const value = number * scale * (isFraction ? 100 : 1);
   if (!Number.isFinite(value)) {
     return { wrong: `${quoted} is no finite number: write ${examples}.` };
+  }
+  if (value < 0) {
+    return { wrong: `${quoted} is below zero, which no answer is: write ${examples}.` };
   }
   return { value: Number(value.toPrecision(15)) };
 }
