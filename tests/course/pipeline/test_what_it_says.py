@@ -77,6 +77,27 @@ def test_the_last_rank_of_zb_h1_does_its_last_ws_while_gradients_travel_back():
     assert sorted(last_w) == [24, 25, 26] and sorted(last_i) == [23, 24, 25]
 
 
+def test_when_rank_0_waits_is_what_the_text_says():
+    def waits(schedule):
+        rows = sorted(play(schedule).ledger.where(rank=0, lane="compute"), key=lambda r: r.start)
+        pairs = zip(rows, rows[1:], strict=False)
+        return [(a.end, b.start) for a, b in pairs if b.start > a.end], rows[-1].end
+
+    four, reached, rank_0, end = said(
+        r"the four forwards end at (\d), .* reaches rank 0 at (\d), so rank 0 idles for (\d)\. .* "
+        r"it ends at 3 \+ 24 = (\d+)\."
+    )
+    assert waits(rules.zb_h1(4, 8)) == ([(int(four), int(reached))], int(end))
+    assert int(reached) - int(four) == int(rank_0) == 3
+    idle, _ = waits(rules.one_f_one_b(4, 8))
+    assert [b - a for a, b in idle] == [6, 1, 1, 1]
+    in_words = said(r"three ranks in 3 · 2 = (\d)\. .* waits (\d) before .* (\d) in all")
+    assert in_words == ("6", "1", "9")
+    rows = str(rules.zb_h1(4, 8)).replace(",", " ").splitlines()
+    for rank in (1, 2, 3):
+        assert rows[rank].split()[-rank:] == [f"{rank}W{j}" for j in range(8 - rank, 8)]
+
+
 # --- memory
 
 
