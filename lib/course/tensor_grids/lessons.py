@@ -63,6 +63,11 @@ def sent_by_a_rank(moves: Iterable[GridMove]) -> float:
     return sum(move.mean_sent for move in moves)
 
 
+def gathered_tiles(side: int) -> int:
+    """Return how many different tiles rank 0 of a square holds once both factors are gathered."""
+    return len({("x", 0, k) for k in range(side)} | {("W", k, 0) for k in range(side)})
+
+
 def compared(runs: dict[RankGrid, Ledger]) -> str:
     """Write for each grid what a rank has and sends, recorded, and whether that was predicted.
 
@@ -146,7 +151,7 @@ def between_barriers(ledger: Ledger) -> str:
     found: dict[tuple[str, str], list[GridMove]] = {}
     for move in collectives_of_rank_0(ledger):
         found.setdefault((move.axis, move.op), []).append(move)
-    lines = [f"{'axis':<9}{'collective':<12}{'count':>5}{'sent':>8}"]
+    lines = [f"{'axis':<9}{'collective':<12}{'count':>5}{'sent':>12}"]
     for (axis, op), moves in found.items():
-        lines.append(f"{axis:<9}{op:<12}{len(moves):>5}{sent_by_a_rank(moves):>8,.0f}")
+        lines.append(f"{axis:<9}{op:<12}{len(moves):>5}{sent_by_a_rank(moves):>12,.0f}")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Partial, Placement, Shard, distribute_tensor
 
 from lib.course.tensor_grids import exercises as chapter
 from lib.course.tensor_grids import lessons, winners
@@ -14,6 +15,7 @@ from lib.predict.tensor.grid_costs import published, recounted
 from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import summa_step
+from lib.ranks.mesh import mesh
 from tests.course.stored_chapter import main_path, shown, stored_chapter
 from tests.every import every
 
@@ -177,7 +179,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     gathers, broadcasts = shown(notebook, "gather_both"), shown(notebook, "def summa")
     assert re.search(r"column +all_gather +1 +192\nrow +all_gather +1 +384", gathers)
     assert re.search(r"column +broadcast +2 +192\nrow +broadcast +2 +384", broadcasts)
-    grids = shown(notebook, "deep.reveal").splitlines()[-4:]
+    grids = shown(notebook, "lessons.compared").splitlines()[-4:]
     assert every(line.split()[-1] == "True" and "True" in line.split()[2:4] for line in grids[1:])
     number = lambda line, n: int(re.findall(r"[\d,]{5,}", line)[n].replace(",", ""))
     line, square, stack, cube = grids
@@ -188,6 +190,26 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert number(cube, 2) / number(stack, 2) == pytest.approx(0.9, abs=0.005)
     ours = shown(notebook, "def with_dtensor")
     assert "[True, True, True, True]" in ours and ours.split("\n", 1)[1] in gathers
+
+
+def multiplied(m: int, k: int, n: int) -> tuple[Placement, ...]:
+    square, cuts = mesh(row=2, column=2).torch(), [Shard(0), Shard(1)]
+    a, b = (distribute_tensor(torch.zeros(size), square, cuts) for size in ((m, k), (k, n)))
+    dist.barrier()
+    product = a @ b
+    dist.barrier()
+    return product.placements
+
+
+def test_a_dtensor_moves_only_the_smaller_factor_where_that_is_cheaper(notebook, world):
+    """The sizes of the text, in which W is eight times as large as x."""
+    sizes = re.search(r"at (\d+) × (\d+) × (\d+)\.", prose(notebook).replace(",", ""))
+    m, k, n = map(int, sizes.groups())
+    assert k * n == 8 * m * k
+    run = world.record(multiplied, m, k, n)
+    assert run.results[0] == (Partial("sum"), Shard(1))
+    moved = [move.bytes for move in lessons.collectives_of_rank_0(run)]
+    assert moved and max(moved) <= m * k * 4, "no more than x, and no part of W"
 
 
 def test_the_costs_in_the_text():
@@ -275,6 +297,7 @@ def test_one_broadcast_needs_as_many_transfers_in_a_ring_as_in_a_tree(notebook):
 def test_how_many_different_tiles_gathering_holds(notebook):
     """Row i of x's tiles and column j of W's, on rank (i, j) of a square of 8 × 8."""
     assert len({("x", 3, k) for k in range(8)} | {("w", k, 5) for k in range(8)}) == 16
+    assert lessons.gathered_tiles(8) == 16 and lessons.gathered_tiles(1) == 2
     asked = next(cell.source for cell in notebook.cells if cell.id == "tile0005")
     assert "how many *different* tiles of x and W together" in asked
     assert "It is 16 tiles." in shown(notebook, "tiles.reveal")
