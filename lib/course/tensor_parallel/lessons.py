@@ -185,7 +185,7 @@ class StepOf:
 
     def __str__(self) -> str:
         calls = self.calls.replace("\n", "\n  ")
-        return f"  equal: {self.equal}, peak: {self.peak / 1e6:.2f} MB\n  {calls}"
+        return f"  equal: {self.equal}, peak: {self.peak / 1e6:.3f} MB\n  {calls}"
 
 
 def plain_step(shape: GPTShape) -> dict:

@@ -6,6 +6,7 @@ import torch
 from lib.course.tensor_parallel import lessons, slow, wall_clock
 from lib.course.tensor_parallel.stranger import Stranger
 from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
+from lib.predict.collectives.formulas import mean_sent
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
@@ -98,15 +99,28 @@ def test_a_step_in_slow_motion_has_the_order_and_bytes_of_the_prediction(capsys)
 def test_what_the_sums_of_a_layers_forward_are_to_its_other_operations():
     text, rates = text_of(stored_chapter("04-tensor-parallel")), speeds("H100", "NVLink4")
     _, layer, *_ = passes(slow.LARGE, slow.RANKS, 1, itemsize=slow.BFLOAT16)
-    sums, computed = 0.0, 0.0
+    sums, without_latency, products, computed = 0.0, 0.0, 0.0, 0.0
     for name, flop, numbers, _ in layer.forward:
         nbytes = round(numbers * slow.BFLOAT16)
         if name == SUM:
             sums += rates.moving("all_reduce", slow.RANKS, nbytes)
+            without_latency += mean_sent("all_reduce", slow.RANKS, nbytes) / 450e9
         elif name != WAIT:
             computed += rates.compute(flop, nbytes)
-    share = round(100 * sums / computed)
-    assert f"(27 % of a layer's products, {share} % with norms, GELU and scores)" in text
+            products += rates.compute(flop, 0) if name in ("mm", "addmm") else 0
+    shares = [round(100 * part) for part in
+              (sums / products, without_latency / products, sums / computed)]  # fmt: skip
+    words = "for {} % of a layer's products ({} % without latency), or {} % of all its operations"
+    assert words.format(*shares) in text
+
+
+def test_from_how_many_ranks_on_a_forward_sends_longer_than_it_computes():
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    for link, ranks in (("NVLink4", "12.2 ranks over NVLink 4"), ("InfiniBand NDR", "2.2 over")):
+        h100 = speeds("H100", link, "bf16")
+        bandwidth = mean_sent("all_reduce", 2, 10**15) / h100.moving("all_reduce", 2, 10**15)
+        most = 1 + 6 * 8192 * bandwidth / (2 * h100.peak)
+        assert f"from {ranks}" in text and ranks.startswith(f"{most:.1f} ")
 
 
 def test_more_is_exposed_on_a_slower_link():
