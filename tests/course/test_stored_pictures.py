@@ -92,3 +92,28 @@ def test_stored_recordings_were_made_while_nothing_else_ran():
 )
 def test_a_disturbed_recording_is_found(words, count):
     assert len(disturbed(words)) == count
+
+
+def tables():
+    """Give the lines of every table that an answer covers, with its chapter."""
+    for path in CHAPTERS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            for output in cell.get("outputs", []):
+                found = re.search(
+                    "<pre>(.*)</pre>", str(output.get("data", {}).get("text/html")), re.S
+                )
+                if found:
+                    yield path.stem, found[1].split("\n")
+
+
+def test_a_number_in_a_covered_table_stands_in_a_column_of_its_own():
+    """Two spaces part columns, so a number that is padded inside a sentence tears it apart."""
+    lone = re.compile(r"[\d.,×%+-]+( \(.*\))?")  # with a range of values
+    torn, count = [], 0
+    for stem, lines in tables():
+        for line in lines:
+            count += 1
+            later = [match[0] for match in re.finditer(r"\S+( \S+)*", line)][1:]
+            torn += [(stem, line) for field in later
+                     if field[0].isdigit() and not lone.fullmatch(field)]  # fmt: skip
+    assert count > 30 and not torn

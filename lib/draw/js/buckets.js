@@ -143,7 +143,7 @@ function layBuckets(data, state, width, curve) {
     y = below.y;
   }
   const keys = legendMarks(keysOfBuckets(outlined, stops, run, pixels), left, y + 4, width);
-  const compared = measured ? measuredStatus(measured, data, run, network) : "";
+  const compared = outlined ? measuredStatus(outlined, data, run, network) : "";
   const summary = bucketsSummary(data, run, network);
   const caption = bucketsCaption({ ...data, measured: outlined }, network);
   const places = { wide: pixels * run.end, run, scale, curveTop, caption };

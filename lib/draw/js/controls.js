@@ -184,13 +184,18 @@ function ask(now, set, state, kernel) {
   const button = element("button", { type: "button", onclick });
   const trouble = element("span", { class: "mrom-trouble", role: "status" });
   const node = element("span", { class: "mrom-ask" }, button, trouble);
-  const missing = "needs a running kernel: open the chapter in JupyterLab";
   return [node, () => {
     button.disabled = !kernel.isAlive || kernel.isBusy;
     button.textContent = kernel.isBusy ? "running …" : now().label;
-    button.title = kernel.isAlive || kernel.trouble ? "" : missing;
-    if (trouble.textContent !== kernel.trouble) trouble.textContent = kernel.trouble;
+    const why = kernel.isAlive ? kernel.trouble : kernel.trouble || missingKernel();
+    if (trouble.textContent !== why) trouble.textContent = why;
   }];
+}
+
+// What a reader does to have a kernel behind a picture that was stored.
+function missingKernel() {
+  const isInLab = document.querySelector(".jp-Notebook");
+  return isInLab ? "Run the cell above first." : "This needs JupyterLab: open the chapter there.";
 }
 
 // Whoever had the keyboard in a picture's controls keeps it: what was pressed may be hidden now,
