@@ -56,7 +56,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "It is 2 gathers." in shown(notebook, "waiting.reveal")
     assert "It is 6 times." in shown(notebook, "coarse.reveal")
     assert "3 × 8 layers instead of 4, six times as much" in text_of(notebook)
-    assert "weights first, and the charts count no copy: four times" in text_of(notebook)
+    assert "the factor is four, as in the charts, which count no copy" in text_of(notebook)
     theirs = inspect.getsource(FSDPParamGroup.post_backward)
     assert theirs.index("self.reshard()") < theirs.index("foreach_reduce(")
     link = {"ranks": 4, "alpha": 0.0, "bandwidth": 1e9}
@@ -130,9 +130,9 @@ def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(noteb
     updates = sum(row.seconds for row in list(step.where(rank=0, lane="compute"))[-8:])
     assert ends[True, 1] == pytest.approx(step.makespan - updates, abs=1e-6)
     assert lessons.until_update(step) == pytest.approx(step.makespan - updates)
-    assert f"last reduce_scatter: {1e3 * ends[True, 1]:.2f} ms" in text_of(notebook)
+    assert f"(below, {1e3 * ends[True, 1]:.2f} ms)" in text_of(notebook)
     without = fsdp_step(lessons.LARGE, [lessons.ROWS] * 4, speeds, prefetch=0)
-    assert f"(dark): {1e3 * lessons.until_update(without):.2f} ms" in text_of(notebook)
+    assert f"(above, {1e3 * lessons.until_update(without):.2f} ms)" in text_of(notebook)
     assert f"{1e3 * ends[True, 1]:.2f} ms\n2 " in shown(notebook, "coarse.reveal")
     assert ends[True, 1] == ends[True, 2] == ends[True, 4] < ends[True, 5]
     peaks = [round(played[kind, 1].peak / 1e6) for kind in (True, False)]
@@ -279,7 +279,7 @@ def test_the_main_path_is_short(notebook):
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
     opening, text = notebook.cells[0].source, text_of(notebook)
     said = re.search(
-        r"main path takes (\d+) minutes with exercise 1; .* page takes (\d+)\.", opening
+        r"main path takes (\d+) minutes with exercise 1; .* introduction takes (\d+)\.", opening
     )
     total, page = map(int, said.groups())
     minutes = {name: int(n) for name, n in re.findall(r"^## (.+) \((\d+) min\)$", text, re.M)}
