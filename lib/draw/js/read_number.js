@@ -34,7 +34,7 @@ export function readNumber(text, unit = "") {
     const wanted = unit ? `a unit of ${unit}` : "a unit here";
     return { wrong: `“${rest}” is not ${wanted}: write ${examples}.` };
   }
-  const isFraction = unit === "%" && plain.includes("/") && !plain.includes("%"); // 3/4 is 75 %
+  const isFraction = unit === "%" && plain.includes("/") && !/%|percent/.test(plain); // 3/4 is 75 %
   const value = number * scale * (isFraction ? 100 : 1);
   if (!Number.isFinite(value)) {
     return { wrong: `${quoted} is no finite number: write ${examples}.` };
@@ -48,7 +48,7 @@ export function readNumber(text, unit = "") {
 // How many of the question's units one of `suffix` is; null where it is none.
 function unitScale(suffix, unit) {
   if (!suffix) return 1;
-  if (suffix === "%") return isShare(unit) ? (unit ? 1 : 0.01) : null;
+  if (suffix === "%" || suffix === "percent") return isShare(unit) ? (unit ? 1 : 0.01) : null;
   const [first, ...more] = suffix.split(/\s+/), after = more.join(" ");
   if (first in bigWords) {
     const scale = unitScale(after, unit);

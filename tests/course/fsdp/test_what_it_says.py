@@ -291,8 +291,8 @@ def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook)
     homework = ("Break it", "Which units?", "PyTorch's own", "Exercise 1")
     left_out = [n for name, n in minutes.items() if name.startswith(homework)]
     assert len(left_out) == 4 and total - sum(left_out) == 48
-    words = "*Break it*, *Which units?* (but run `slow.close()`), *PyTorch's own* and exercise 1 are"
-    assert f"With 50 minutes, {words} homework: end with the card." in opening
+    cut = "*Break it*, *Which units?* (but run `slow.close()`), *PyTorch's own* and exercise 1"
+    assert f"With 50 minutes, {cut} are homework: end with the card." in opening
 
 
 def test_what_counts_as_solved_stands_before_the_folded_solution(notebook):
