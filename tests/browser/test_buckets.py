@@ -168,8 +168,11 @@ def test_a_run_is_laid_over_the_prediction(bench_page):
     seen = bench_page(drawn)
     button = seen.control("Run on real ranks")
     assert button.is_disabled()  # nobody has answered the greeting
+    needed = seen.node.get_by_text("This needs JupyterLab: open the chapter there.")
+    assert needed.is_visible()
     seen.page.evaluate("answer({ manyRanks: '' })")
     seen.settle()
+    assert not needed.is_visible()
     button.click()
     greeting, asked = seen.page.evaluate("sent")
     assert asked["ask"] == "run" and asked["state"]["stop"] == drawn.live[1]["start"]["stop"]
@@ -185,7 +188,7 @@ def test_a_run_is_laid_over_the_prediction(bench_page):
     seen.page.evaluate("() => document.querySelector('figure.mrom').picture.set({ stop: 0 })")
     seen.settle()
     outlines = outlined(seen)
-    assert not outlines and "Measured on 8 ranks" in seen.status
+    assert not outlines and "Measured on 8 ranks" not in seen.status, "of another size"
     assert "outlines" not in seen.ask("p => p.laid.caption")
 
 
