@@ -148,6 +148,30 @@ def bench_page(_bench):
 
 
 @pytest.fixture
+def fingers(bench_page):
+    """`fingers(picture)`: it on a phone, and what puts, moves and lifts fingers on its canvas."""
+    sessions = []
+
+    def show(picture):
+        seen = bench_page(picture, 304, touch=True)
+        sessions.append(seen.page.context.new_cdp_session(seen.page))
+
+        def touch(kind, *places):
+            corner = seen.canvas.bounding_box()
+            points = [{"x": corner["x"] + x, "y": corner["y"] + y, "id": n}
+                      for n, (x, y) in enumerate(places)]  # fmt: skip
+            event = {"type": f"touch{kind}", "touchPoints": points}
+            sessions[-1].send("Input.dispatchTouchEvent", event)
+            seen.settle()
+
+        return seen, touch
+
+    yield show
+    for session in sessions:
+        session.detach()
+
+
+@pytest.fixture
 def other_bench(browser):
     """`other_bench(picture, width, flags="", **context)`: the same in a browser of its own.
 

@@ -251,30 +251,6 @@ def test_a_kernel_that_restarts_or_dies_in_jupyterlab_is_told(lab, gallery):
 # --- fingers, on a phone
 
 
-@pytest.fixture
-def fingers(bench_page):
-    """`fingers(picture)`: it on a phone, and what puts, moves and lifts fingers on its canvas."""
-    sessions = []
-
-    def show(picture):
-        seen = bench_page(picture, 304, touch=True)
-        sessions.append(seen.page.context.new_cdp_session(seen.page))
-
-        def touch(kind, *places):
-            corner = seen.canvas.bounding_box()
-            points = [{"x": corner["x"] + x, "y": corner["y"] + y, "id": n}
-                      for n, (x, y) in enumerate(places)]  # fmt: skip
-            event = {"type": f"touch{kind}", "touchPoints": points}
-            sessions[-1].send("Input.dispatchTouchEvent", event)
-            seen.settle()
-
-        return seen, touch
-
-    yield show
-    for session in sessions:
-        session.detach()
-
-
 PHONE = {
     "timeline": lambda: timeline(
         play(one_f_one_b(4, 8), Costs(1e-3, 1e-3, 1e-3, send=1e-4)).ledger

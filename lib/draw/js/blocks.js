@@ -41,6 +41,7 @@ export function picture(data) {
       return [stateStatus(run, event, last < 0), laid.status].filter(Boolean).join("\n");
     },
     wheel: zoom.wheel,
+    pan: zoom.pan,
     key: zoom.key,
     drag: zoom.drag,
   };

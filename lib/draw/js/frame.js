@@ -12,10 +12,12 @@
 //   laid.covers: whether what the cell shows below the picture is hidden
 //   status(state, laid) -> the text below the picture, where it is more than laid.status
 //   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
-//   drag: {start(mark, at, state, laid) -> whether, move(at, state, laid) -> changes, and
+//   drag: {start(mark, at, state, laid, isTouch) -> whether, move(at, state, laid) -> changes, and
 //     end(at, state, laid, isCancelled) -> changes: cancelled where fingers scroll or zoom instead}
 //     isHeld(state): whether what is dragged must not scroll too, which it must not by default
-//   press(mark, at, state, laid), wheel(by, at, state, laid) -> changes of state, or nothing
+//     hold(mark, at, state, laid) -> changes, where a finger stays on what it takes hold of so
+//   press(mark, at, state, laid, isTouch), wheel(by, at, state, laid) -> changes of state, or
+//     nothing; so does pan(by, state, laid), for a wheel that is turned sideways by so many px
 //   key(key, state, laid, mark, isShift) -> the same; `mark` is where the keyboard is
 //   undo(state), redo(state) -> the same, for Control+Z and Control+Shift+Z
 //   keys: a sentence about the keys, where it is more than that arrow keys go from part to part

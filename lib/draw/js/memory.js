@@ -35,6 +35,7 @@ export function picture(data) {
     status: (state, laid) =>
       [laid.status, state.at && aliveStatus(data, stacks, state.at)].filter(Boolean).join("\n"),
     wheel: zoom.wheel,
+    pan: zoom.pan,
     key: zoom.key,
     drag: zoom.drag,
   };

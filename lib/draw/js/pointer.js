@@ -3,34 +3,40 @@ import { describe } from "./mark_rows.js";
 import { markAt } from "./paint.js";
 
 const TALLEST_ROW = 48, BESIDE_ROW = 5, UNDER_POINTER = 16; // px
+const HOLD = 400, STILL = 8; // ms that a finger holds what it presses, and px that it may tremble
+const LINE = 16; // px of a line, in which some browsers count what a wheel turns
 
 // Lets the pointer hover, press and drag, and two fingers, or the wheel while ctrl is held, zoom.
 export function connectPointer(view) {
   const { shape, state, set, nodes: { above } } = view, fingers = connectFingers(view);
+  const hold = makeHold(view);
   let isDragging = false, pressed = { x: 0, y: 0 };
-  const drop = (event, isCancelled = false) => {
-    const at = pointOf(view, event);
+  const drop = (at, isCancelled = false) => {
+    hold.stop();
     if (isDragging) set(shape.drag.end?.(at, state, view.laid, isCancelled) || {});
     isDragging = false;
   };
   const stop = (event) => {
-    drop(event, event.type === "pointercancel"); // then the page scrolls
+    drop(pointOf(view, event), event.type === "pointercancel"); // then the page scrolls
     fingers.lift(event);
   };
   above.addEventListener("pointerdown", (event) => {
     const at = pressed = pointOf(view, event), mark = markUnder(view, at);
-    if (fingers.put(event, at) > 1) return drop(event, true);
-    isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid));
+    const isTouch = event.pointerType === "touch";
+    if (fingers.put(event, at) > 1) return drop(at, true);
+    isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid, isTouch));
     if (isDragging) {
       above.setPointerCapture(event.pointerId);
       pointTo(view, null);
+      if (isTouch) hold.start(at);
     }
-    const changes = shape.press?.(mark, at, state, view.laid);
+    const changes = shape.press?.(mark, at, state, view.laid, isTouch);
     if (changes) set(changes);
   });
   above.addEventListener("pointermove", (event) => {
     const at = pointOf(view, event);
     if (fingers.move(event, at)) return;
+    hold.move(at);
     if (isDragging) set(shape.drag.move(at, state, view.laid) || {});
     else pointTo(view, at);
   });
@@ -44,20 +50,68 @@ export function connectPointer(view) {
     const isHeld = isDragging && (shape.drag.isHeld?.(state) ?? true), [touch] = event.touches;
     const at = pointOf(view, touch),
       isAcross = Math.abs(at.x - pressed.x) > Math.abs(at.y - pressed.y);
-    if (isHeld && isAcross && event.cancelable) event.preventDefault();
+    const isMoved = isHeld && (isAcross || hold.isHolding());
+    if (isMoved && event.cancelable) event.preventDefault();
   };
   above.addEventListener("touchmove", holdStill, { passive: false });
   above.addEventListener("pointerleave", (event) => { // a finger leaves at once; its tip stays
     if (event.pointerType !== "touch" && view.pointed !== "key") pointTo(view, null);
   });
+  connectWheel(view);
+}
+
+// What a finger holds that stays where it pressed, where the picture has something to be held;
+// what is held does not scroll the page, whichever way it is moved.
+function makeHold(view) {
+  const { shape, state, set, nodes: { above } } = view;
+  let timer = 0, pressed = null, isHeld = false;
+  const take = () => {
+    const changes = shape.drag.hold(markUnder(view, pressed), pressed, state, view.laid);
+    isHeld = Boolean(changes);
+    if (changes) set(changes);
+  };
+  const stop = () => {
+    clearTimeout(timer);
+    [pressed, isHeld] = [null, false];
+  };
+  // a long press asks for a menu as well, which would take the finger over
+  above.addEventListener("contextmenu", (event) => pressed && event.preventDefault());
+  return {
+    start(at) {
+      stop();
+      if (!shape.drag.hold) return;
+      pressed = at;
+      timer = setTimeout(take, HOLD);
+    },
+    move(at) {
+      if (!pressed || isHeld) return;
+      if (Math.hypot(at.x - pressed.x, at.y - pressed.y) > STILL) stop();
+    },
+    stop,
+    isHolding: () => isHeld,
+  };
+}
+
+// The wheel zooms while ctrl is held, and turned sideways, or with Shift, it moves what is zoomed;
+// a bare wheel scrolls the page.
+function connectWheel(view) {
+  const { shape, state, set, nodes: { above } } = view;
   const onwheel = (event) => {
-    if (!event.ctrlKey && !event.metaKey) return; // a bare wheel scrolls the page
-    const changes = shape.wheel?.(event.deltaY, pointOf(view, event), state, view.laid);
+    const isZoom = event.ctrlKey || event.metaKey, aside = sidewaysOf(event) / view.scale;
+    const changes = isZoom
+      ? shape.wheel?.(event.deltaY, pointOf(view, event), state, view.laid)
+      : aside && shape.pan?.(aside, state, view.laid);
     if (!changes) return;
     event.preventDefault();
     set(changes);
   };
   above.addEventListener("wheel", onwheel, { passive: false });
+}
+
+// How many px a wheel turns sideways; with Shift some browsers still say that it turns down.
+function sidewaysOf({ deltaX, deltaY, deltaMode, shiftKey }) {
+  const isAside = shiftKey || Math.abs(deltaX) > Math.abs(deltaY);
+  return isAside ? (deltaX || deltaY) * (deltaMode ? LINE : 1) : 0;
 }
 
 // Two fingers on a picture that can be zoomed: what lies between them stays there. `put` and `move`

@@ -6,6 +6,7 @@ import { playSchedule } from "./play_schedule.js";
 import { layRun } from "./schedule_layout.js";
 import {
   findCell,
+  isZoomed,
   moveByKey,
   redoMove,
   scheduleDrag,
@@ -33,8 +34,10 @@ import {
 import { readSchedule, RULES, scheduleText } from "./schedules.js";
 import { zoomable } from "./zoom.js";
 
-const HINT = "Tap a bar, or point at it, to read which microbatch it is and when. " +
-  "Drag it to another place in its row.";
+const READ = "Tap a bar, or point at it, to read which microbatch it is and when.";
+const DRAG = "Drag it to another place in its row.";
+const PAN = "Drag a gap or the axis, or turn the wheel with Shift, to move along.";
+const SWIPE = "Swipe to move along; press and hold a bar to move it.";
 const KEYS =
   "By keyboard: Left and Right go along the row of a rank, Up and Down to what the next " +
   "rank does at that time, and Down from the last rank to the peak memory. [ and ] move a bar. " +
@@ -68,9 +71,11 @@ export function picture(gathered) {
       undone: [],
       of: "",
       picked: null,
+      isLifted: false, // whether a finger holds the bar that was picked
+      isTouch: false, // whether it was a finger that came last
       message: "",
     },
-    moving: ["now", "picked"],
+    moving: ["now", "picked", "isLifted", "isTouch"],
     keys: KEYS,
     fold: ({ kind }) => `${kind === "interleaved" ? "Stages, times" : "Times"}, zoom, copy`,
     controls: [
@@ -91,11 +96,14 @@ export function picture(gathered) {
     numbers: (s, laid) => laid.run && scheduleRows(laid, data.unit),
     overlay: (s, width, laid) => (laid.run ? [...ringMarks(s, laid), ...headMarks(s, laid)] : []),
     fullSummary: (s, laid) => laid.run && `${laid.summary}\n\n${scheduleText(laid.schedule)}`,
-    press: (mark, at, s, laid) => ({ picked: findCell(laid, mark?.id) ? mark.id : null }),
+    press: (mark, at, s, laid, isTouch) => {
+      return { picked: findCell(laid, mark?.id) ? mark.id : null, isTouch };
+    },
     key: (key, s, ...more) => moveByKey(key, s, ...more) || zoom.key(key, s, ...more),
     undo: (s) => editsOf(s).length && undoMove(s),
     redo: redoMove,
     wheel: (by, at, s, laid) => laid.run && zoom.wheel(by, at, s, laid),
+    pan: (by, s, laid) => laid.run && zoom.pan(by, s, laid),
     drag,
   };
 }
@@ -135,8 +143,17 @@ function scheduleStatus(data, s, schedule, run, width) {
     if (isEdited) sentences.push(worthOfEdits(data, s, schedule, run));
     sentences.push(goalsStatus(data, schedule, run));
   }
-  const hint = width < FINGERS ? HINT : `${HINT} ${KEYS}`;
-  return [...sentences, isEdited ? "" : hint].filter(Boolean).join(" ");
+  return [...sentences, ...hintsOf(s, width, isEdited)].filter(Boolean).join(" ");
+}
+
+// How the picture is used: all of that before anything was moved, and how to move along as long as
+// a part of the time is shown.
+function hintsOf(s, width, isEdited) {
+  const isSmall = width < FINGERS, isByFinger = isSmall || s.isTouch;
+  const along = isZoomed(s) ? [isByFinger ? SWIPE : PAN] : [];
+  if (isEdited) return along;
+  const drag = along.includes(SWIPE) ? [] : [DRAG];
+  return [READ, ...drag, ...along, ...(isSmall ? [] : [KEYS])];
 }
 
 function worthOfEdits(data, s, schedule, run) {
@@ -232,8 +249,9 @@ function headControl({ unit }, shown, { share, follow }) {
 // A ring around the bar that was picked or is dragged.
 function ringMarks(s, laid) {
   const bar = Number.isInteger(s.picked) && laid.marks.find((mark) => mark.id === s.picked);
+  const thick = s.isLifted ? 5 : 2.5;
   return bar
-    ? [boxMark(bar.x, bar.y, bar.w, bar.h, { edge: style.ink, thick: 2.5, inside: true })]
+    ? [boxMark(bar.x, bar.y, bar.w, bar.h, { edge: style.ink, thick, inside: true })]
     : [];
 }
 

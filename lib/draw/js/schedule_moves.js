@@ -61,20 +61,30 @@ export function moveByKey(key, s, laid, mark, isShift) {
   return moveCell(s, laid, cell.rank, cell.from, cell.from + steps[key]) || {};
 }
 
-// Dragging moves a bar within its row, and the play head along its axis; between the bars of a
-// schedule that is zoomed, `pan` moves the time that is shown.
+// Tells whether a part of the time is shown.
+export function isZoomed(s) {
+  return s.to - s.from < WHOLE_TIME;
+}
+
+// Dragging moves a bar within its row, and the play head along its axis. Of a schedule that is
+// zoomed it moves by `pan` the time that is shown, but from a bar; a finger does so from a bar too,
+// and moves the bar where it held it first.
 export function scheduleDrag(data, pan) {
   let held = null; // what the pointer holds: the play head, or a cell and what was there before
   return {
-    start(mark, at, s, laid) {
-      held = laid.run ? gripOf(mark, at, s, laid) : null;
-      if (!held && laid.run && s.to - s.from < WHOLE_TIME && pan.start(mark, at, s, laid)) {
-        held = { pan };
-      }
+    start(mark, at, s, laid, isTouch) {
+      const isPan = laid.run && isZoomed(s) && (isTouch || !findCell(laid, mark?.id));
+      if (isPan) held = pan.start(mark, at, s, laid) ? { pan } : null;
+      else held = laid.run ? gripOf(mark, at, s, laid) : null;
       return Boolean(held);
     },
+    hold(mark, at, s, laid) {
+      if (!held?.pan || !findCell(laid, mark?.id)) return null;
+      held = gripOf(mark, at, s, laid);
+      return { picked: mark.id, isLifted: true };
+    },
     move(at, s, laid) {
-      if (held.pan) return pan.move(at, s, laid);
+      if (held.pan) return panned(pan.move(at, s, laid));
       if (held.isHead) return { now: shareAt(at, laid) };
       if (Math.abs(at.x - held.x) < 4 && !held.hasMoved) return {};
       held.hasMoved = true; // the row as it was when the drag began says where a place is
@@ -85,9 +95,14 @@ export function scheduleDrag(data, pan) {
     },
     end() {
       held = null;
-      return {};
+      return { isLifted: false };
     },
   };
+}
+
+// A finger that moves the time that is shown picked no bar where it began.
+function panned(changes) {
+  return "from" in changes ? { ...changes, picked: null } : {};
 }
 
 function gripOf(mark, at, s, laid) {

@@ -21,7 +21,8 @@ const STAGE_RULES = `
 .mrom-stage.mrom-wider{touch-action:pan-x pan-y}
 .mrom-wider .mrom-roll{overflow:auto hidden;border-right:1px dashed var(--faint)}
 .mrom-wider canvas:focus-visible{outline-offset:-2px}
-.mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block}
+.mrom-stage canvas{position:absolute;left:0;top:0;width:100%;display:block;
+  -webkit-user-select:none;user-select:none;-webkit-touch-callout:none}
 .mrom-tip{position:absolute;z-index:9;max-width:min(21.5em,100%);padding:5px 9px;
   white-space:pre-line;background:var(--ink);color:var(--paper);border-radius:5px;
   pointer-events:none}`;

@@ -33,6 +33,7 @@ export function picture(data) {
     numbers: () => timelineRows(timeline),
     files: [["Save for Perfetto", ".trace.json", () => timelineTrace(timeline), PERFETTO]],
     wheel: zoom.wheel,
+    pan: zoom.pan,
     key: zoom.key,
     drag: zoom.drag,
   };

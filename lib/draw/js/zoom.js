@@ -1,12 +1,14 @@
 // A window of time, from state.from to state.to, that is zoomed and moved: by the wheel with ctrl,
-// by keys, by buttons, by dragging. Needs laid.clip, the part of the picture that shows the window.
+// by keys, by buttons, by dragging, by a wheel that turns sideways. Needs laid.clip, the part of
+// the picture that shows the window.
 import { lineMark } from "./marks.js";
 
 const MOST_ZOOM = 20000; // times
 
-// Gives what a picture needs to zoom a clock from 0 to `total`: {state, controls, wheel, key, drag,
-// zoomed}; `head` names the state that a click, or dragging the axis, sets to a moment. `zoomed` is
-// for its player: the share of the time that is shown, and the window that shows a moment.
+// Gives what a picture needs to zoom a clock from 0 to `total`: {state, controls, wheel, pan, key,
+// drag, zoomed}; `head` names the state that a click, or dragging the axis, sets to a moment;
+// without one, a drag may begin anywhere on the picture. `zoomed` is for its player: the share of
+// the time that is shown, and the window that shows a moment.
 export function zoomable(total, head = null) {
   const range = zoomRange(total, head), isWhole = (state) => state.to - state.from >= total;
   const isClosest = (state) => state.to - state.from <= range.least;
@@ -26,6 +28,9 @@ export function zoomable(total, head = null) {
         Math.exp(Math.sign(by) * Math.min(Math.abs(by), 60) * 0.006),
         share,
       );
+    },
+    pan(by, state, { clip }) {
+      return isWhole(state) ? null : range.shift(state, by / clip.w);
     },
     key(key, state, laid, mark, isShift) {
       const place = mark?.inside ? (mark.x + mark.w / 2 - laid.clip.x) / laid.clip.w : undefined;
@@ -95,9 +100,10 @@ function zoomDrag({ fit, moment }, head, isWhole) {
   let grip = null; // what a drag began with
   return {
     start(mark, at, state, { clip }) {
-      const isInside = at.x >= clip.x - 4 && at.x <= clip.x + clip.w + 4;
+      const isAcross = at.x >= clip.x - 4 && at.x <= clip.x + clip.w + 4;
+      const isInside = isAcross && at.y <= clip.y + clip.h + 24;
       const isOnAxis = head && at.y > clip.y + clip.h, { from, to } = state;
-      grip = isInside && at.y <= clip.y + clip.h + 24 && { ...at, isOnAxis, from, to };
+      grip = (isInside || !head) && { ...at, isOnAxis, from, to };
       return Boolean(grip);
     },
     move(at, state, laid) {
