@@ -13,7 +13,8 @@
 //   status(state, laid) -> the text below the picture, where it is more than laid.status
 //   fullSummary(state, laid) -> the text under "In words", where it is more than the summary
 //   drag: {start(mark, at, state, laid, isTouch) -> whether, move(at, state, laid) -> changes, and
-//     end(at, state, laid, isCancelled) -> changes: cancelled where fingers scroll or zoom instead}
+//     end(at, state, laid, isCancelled) -> changes: cancelled by Escape, and where fingers scroll
+//     or zoom instead}
 //     isHeld(state): whether what is dragged must not scroll too, which it must not by default
 //     hold(mark, at, state, laid) -> changes, where a finger stays on what it takes hold of so
 //   press(mark, at, state, laid, isTouch), wheel(by, at, state, laid) -> changes of state, or

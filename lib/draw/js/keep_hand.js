@@ -73,10 +73,11 @@ export function blockDrag(data, planNow) {
       const plan = withCheckpoint(planNow(before), Math.min(from, to), Math.max(from, to));
       return byHand(data, before, plan, from);
     },
-    end(at) {
+    end(at, state, laid, isCancelled) {
       const { from, before, hasMoved } = held;
+      if (isCancelled) return hasMoved ? before : {}; // the browser takes a finger over, to scroll
       const isClick = !hasMoved && Math.hypot(at.x - held.at.x, at.y - held.at.y) < 6;
-      if (!isClick) return {}; // also where the browser takes the finger over, to scroll
+      if (!isClick) return {};
       return byHand(data, before, withToggled(planNow(before), from), from);
     },
   };

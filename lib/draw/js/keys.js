@@ -20,7 +20,8 @@ export function outlineOf(mark) {
 }
 
 // Lets keys do what the picture says, and the arrow keys go from mark to mark; returns what ends
-// it. Escape closes the tooltip, wherever the keyboard is, and then leaves the mark.
+// it. Escape puts back what is dragged and closes the tooltip, wherever the keyboard is, and then
+// leaves the mark.
 export function connectKeys(view) {
   const { shape, state, set, nodes: { above, tip } } = view, ending = new AbortController();
   const { signal } = ending;
@@ -46,11 +47,12 @@ export function connectKeys(view) {
   });
   const onEscape = (event) => {
     if (event.key !== "Escape") return;
-    const path = event.composedPath();
+    const path = event.composedPath(), wasDragging = view.letGo();
     if (!tip.hidden) pointTo(view, null);
     else if (view.chosen && path.includes(above)) leave();
-    else return;
-    if (!path.includes(view.figure)) return; // it means something else there too
+    else if (!wasDragging) return;
+    // elsewhere it means something else too
+    if (!wasDragging && !path.includes(view.figure)) return;
     event.preventDefault();
     event.stopPropagation();
   };

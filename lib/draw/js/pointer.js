@@ -10,18 +10,23 @@ const LINE = 16; // px of a line, in which some browsers count what a wheel turn
 export function connectPointer(view) {
   const { shape, state, set, nodes: { above } } = view, fingers = connectFingers(view);
   const hold = makeHold(view);
-  let isDragging = false, pressed = { x: 0, y: 0 };
+  let isDragging = false, pressed = { x: 0, y: 0 }, last = pressed;
   const drop = (at, isCancelled = false) => {
     hold.stop();
     if (isDragging) set(shape.drag.end?.(at, state, view.laid, isCancelled) || {});
     isDragging = false;
+  };
+  view.letGo = () => { // puts back what is dragged; tells whether anything was
+    const wasDragging = isDragging;
+    drop(last, true);
+    return wasDragging;
   };
   const stop = (event) => {
     drop(pointOf(view, event), event.type === "pointercancel"); // then the page scrolls
     fingers.lift(event);
   };
   above.addEventListener("pointerdown", (event) => {
-    const at = pressed = pointOf(view, event), mark = markUnder(view, at);
+    const at = pressed = last = pointOf(view, event), mark = markUnder(view, at);
     const isTouch = event.pointerType === "touch";
     if (fingers.put(event, at) > 1) return drop(at, true);
     isDragging = Boolean(shape.drag?.start(mark, at, state, view.laid, isTouch));
@@ -36,7 +41,7 @@ export function connectPointer(view) {
   above.addEventListener("pointermove", (event) => {
     const at = pointOf(view, event);
     if (fingers.move(event, at)) return;
-    hold.move(at);
+    hold.move(last = at);
     if (isDragging) set(shape.drag.move(at, state, view.laid) || {});
     else pointTo(view, at);
   });

@@ -7,6 +7,8 @@ import { cellsOf, cellText } from "./schedules.js";
 // The whole time of a schedule, where a part of it is shown: `s.from` and `s.to` are of these.
 export const WHOLE_TIME = 1000;
 
+const STAYS = "Bars stay in the row of their rank.";
+
 // Tells where the cell with an action stands: {rank, from}, its place in its row; null where it is
 // none.
 export function findCell(laid, code) {
@@ -93,11 +95,25 @@ export function scheduleDrag(data, pan) {
       const changes = moveCell(base, { schedule }, held.rank, held.from, to);
       return changes || { ...held.before, message: "" };
     },
-    end() {
+    end(at, s, laid, isCancelled) {
+      const changes = isCancelled ? putBack(held) : strayed(held, at, s, laid);
       held = null;
-      return { isLifted: false };
+      return { ...changes, isLifted: false };
     },
   };
+}
+
+// What was before the pointer moved anything.
+function putBack({ before, hasMoved, isHead }) {
+  return hasMoved || isHead ? before : {};
+}
+
+// Tells who lets go of a bar over the row of another rank that it does not go there.
+function strayed({ rank, hasMoved }, at, s, { place: { top, bottom, step } }) {
+  const isOverRows = at.y >= top && at.y < bottom, over = Math.floor((at.y - top) / step);
+  if (rank === undefined || !isOverRows || over === rank) return {};
+  const message = [hasMoved ? s.message : "", STAYS].filter(Boolean).join(" ");
+  return { edits: editsOf(s), of: signatureOf(s), message };
 }
 
 // A finger that moves the time that is shown picked no bar where it began.
@@ -108,11 +124,11 @@ function panned(changes) {
 function gripOf(mark, at, s, laid) {
   const { right, bottom } = laid.place, cell = findCell(laid, mark?.id);
   if (cell) {
-    const before = { edits: editsOf(s), undone: s.undone, of: s.of };
+    const before = { edits: s.edits, undone: s.undone, of: s.of, message: s.message };
     return { ...cell, x: at.x, before, centres: centresOf(laid, cell) };
   }
   const isOnAxis = at.y > bottom - 4 && at.y < bottom + 24 && at.x < right + 10;
-  return isOnAxis ? { isHead: true } : null;
+  return isOnAxis ? { isHead: true, before: { now: s.now } } : null;
 }
 
 // Where the middles of a row's cells lie.
