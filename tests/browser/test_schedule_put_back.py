@@ -90,3 +90,72 @@ def test_a_bar_that_is_let_go_in_its_row_or_beside_all_rows_says_nothing(bench_p
         seen.page.mouse.up()
         seen.settle()
         assert STAYS not in seen.status
+
+
+# --- taken back, and moved again
+
+
+def focus(seen) -> str:
+    """What has the keyboard: its text, or the name of its element."""
+    script = "() => document.activeElement.textContent || document.activeElement.localName"
+    return seen.page.evaluate(script)
+
+
+def test_undo_and_redo_are_off_where_there_is_nothing_and_the_keyboard_stays(bench_page):
+    seen = bench_page(schedule("gpipe", 4, 4))
+    undo, redo = (seen.node.get_by_role("button", name=name) for name in ("Undo", "Redo"))
+    before = row(seen, 3)
+    drag(seen, "3B0", bar(seen, "3F1")["x"])
+    moved = row(seen, 3)
+    assert moved != before and undo.is_enabled() and redo.is_disabled()
+    undo.focus()
+    seen.page.keyboard.press("Enter")
+    seen.settle()
+    assert row(seen, 3) == before and undo.is_disabled() and redo.is_enabled()
+    assert focus(seen) == "canvas"
+    seen.page.keyboard.press("Control+Shift+Z")
+    seen.settle()
+    assert row(seen, 3) == moved and redo.is_disabled()
+    undo.click()
+    redo.click()
+    seen.settle()
+    assert row(seen, 3) == moved and focus(seen) == "canvas"
+    assert seen.status.startswith("Made again.")
+
+
+def test_the_keyboard_stays_at_a_button_that_can_be_pressed_again(bench_page):
+    seen = bench_page(schedule("gpipe", 4, 4))
+    for action in ("3B0", "2B0"):
+        drag(seen, action, bar(seen, f"{action[0]}F1")["x"])
+    seen.node.get_by_role("button", name="Undo").focus()
+    seen.page.keyboard.press("Enter")
+    seen.settle()
+    assert focus(seen) == "Undo" and len(seen.state["edits"]) == 1
+
+
+def test_a_change_to_what_is_kept_is_made_again(bench_page):
+    seen = bench_page(keep(COSTS, "none"))
+    redo = seen.node.get_by_role("button", name="Redo")
+    assert redo.is_disabled()
+    mark = next(m for m in seen.marks if m.get("id") == "block 3")
+    seen.canvas.click(position=seen.place(mark))
+    seen.settle()
+    hand = seen.state["hand"]
+    seen.node.get_by_role("button", name="Undo").click()
+    assert seen.state["policy"] == "none"
+    redo.click()
+    seen.settle()
+    assert seen.state["policy"] == "hand" and seen.state["hand"] == hand and redo.is_disabled()
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("width", [304, 320, 336])
+def test_the_fold_and_its_neighbours_stand_on_one_line(bench_page, kind, width):
+    seen = bench_page(schedule(kind, 4, 8), width, touch=True)
+    nodes = [seen.node.locator(".mrom-fold > summary")]
+    nodes += [seen.node.get_by_role("button", name=name) for name in ("Undo", "Redo", "Reset")]
+    boxes = [node.bounding_box() for node in nodes]
+    middles = [box["y"] + box["height"] / 2 for box in boxes]
+    assert max(middles) - min(middles) <= 1
+    lefts = [box["x"] for box in boxes]
+    assert lefts == sorted(lefts)

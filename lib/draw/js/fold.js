@@ -2,6 +2,12 @@
 // one line that names what it holds; elsewhere all of them stand open.
 import { element } from "./controls.js";
 
+// A button that cannot be pressed any more takes the keyboard from the page, so the picture gets it,
+// where its own keys go on.
+function toPicture(node) {
+  node.closest("figure")?.querySelector("canvas[tabindex]")?.focus({ preventScroll: true });
+}
+
 // Gives {node, update(), arrange(isNarrow)} of controls as buildControl makes them; `name(state)`
 // is what stands on the fold. The keyboard goes through a panel as it is seen.
 export function makePanel(controls, name, state) {
@@ -22,7 +28,9 @@ export function makePanel(controls, name, state) {
     if (node.contains(focus)) focus.focus();
   };
   const update = () => {
+    const focus = node.getRootNode().activeElement;
     for (const control of controls) control.update();
+    if (node.contains(focus) && focus.disabled) toPicture(focus);
     if (folded.length) handle.textContent = name(state);
   };
   return { node, update, arrange };

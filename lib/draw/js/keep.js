@@ -55,6 +55,7 @@ function keepControls(data, planNow) {
   const options = KEEP_POLICIES.filter(([name]) => name !== "budget" || budgets.length);
   const undo = { kind: "button", label: "Undo", press: keepUndo, off: isPlain };
   const anew = () => ({ ...begin, past: [], undone: [], message: "" });
+  const redo = { kind: "button", label: "Redo", press: keepRedo, off: (s) => !s.undone.length };
   const reset = { kind: "reset", label: "Reset", press: anew };
   const show = (n) => amount(budgets[n]?.bytes ?? 0, "B"); // by hand there are none
   const isHidden = (name) => (state) => byHand || state.policy !== name;
@@ -71,6 +72,7 @@ function keepControls(data, planNow) {
       "budget",
     ),
     undo,
+    redo,
     reset,
     { kind: "button", label: "Copy the plan", press: copy },
   ];

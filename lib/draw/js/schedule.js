@@ -210,6 +210,7 @@ function editControls(data) {
   const copy = (s) => ({ of: signatureOf(s), edits: editsOf(s), message: copySchedule(data, s) });
   return [
     { kind: "button", label: "Undo", press: undoMove, off: isPlain },
+    { kind: "button", label: "Redo", press: redoMove, off: (s) => !redoMove(s) },
     { kind: "reset", label: "Reset", press: reset, off: isPlain },
     (s) => ({ ...startButton(s), hidden: !data.begun }),
     { kind: "button", label: "Copy as text", press: copy, isFolded: !data.isExercise },

@@ -39,6 +39,7 @@ const NARROW_RULES = `
 .mrom-narrow .mrom-controls{gap:8px 9px}
 .mrom-narrow .mrom-controls :is(button,select,input[type=text],summary){min-height:36px}
 .mrom-narrow .mrom-controls .mrom-toggle{min-height:36px}
+.mrom-narrow .mrom-controls>button{padding:2px 8px}
 .mrom-fold summary{display:flex;align-items:center;gap:6px;cursor:pointer;color:var(--link)}
 .mrom-fold summary::before{content:"▸"}
 .mrom-fold[open] summary::before{content:"▾"}
