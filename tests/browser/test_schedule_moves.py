@@ -166,6 +166,17 @@ def test_a_schedule_of_ones_own_is_played_and_its_text_is_copied(bench_page):
     assert seen.ask("p => p.shape.fullSummary(p.state, p.laid)").endswith(str(own))
 
 
+def test_a_schedule_of_ones_own_has_a_name_of_its_own(bench_page):
+    """The choice lists it beside the rule that has its name."""
+    options = lambda seen: (
+        seen.node.get_by_role("combobox", name="Schedule").inner_text().split("\n")
+    )
+    names = options(bench_page(schedule(one_f_one_b(4, 8))))
+    assert names[0] == "1F1B, as given" and "1F1B" in names and len(set(names)) == len(names)
+    own = Schedule([["0F0", "0B0"], ["1F0", "1B0"]], "mine")
+    assert options(bench_page(schedule(own)))[0] == "mine"
+
+
 def test_the_play_head_shows_what_is_kept_at_that_moment(bench_page):
     seen = bench_page(schedule())
     seen.node.evaluate("figure => figure.picture.set({ now: 4.5 / 33 })")

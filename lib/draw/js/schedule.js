@@ -180,7 +180,9 @@ function goalsStatus({ par, limit }, schedule, run) {
 // Which schedule it is and what it costs; controls that mean nothing now are hidden.
 function settingControls(data) {
   const kinds = Object.entries(RULES).map(([value, [name]]) => [value, name]);
-  const options = data.rows ? [["given", data.name], ...kinds] : kinds;
+  const isTwice = kinds.some(([, name]) => name === data.name); // that has its own numbers
+  const given = ["given", isTwice ? `${data.name}, as given` : data.name];
+  const options = data.rows ? [given, ...kinds] : kinds;
   const isSeveral = ({ kind, chunks }) =>
     kind === "given" ? data.several : (RULES[kind][1] || chunks) > 1;
   const count = (name, label, hidden) => {
