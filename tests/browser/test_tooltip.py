@@ -3,6 +3,7 @@
 import pytest
 
 from lib.draw import guess, schedule, timeline
+from lib.predict.pipeline.play import Costs
 from tests.browser.seen import SCREENSHOTS
 from tests.browser.test_timeline import box, late
 
@@ -103,3 +104,31 @@ def test_the_tooltip_of_what_is_tall_stands_at_the_pointer(bench_page):
     assert bar["h"] > 48 and seen.hover(bar)
     tip, stage = (seen.node.locator(part).bounding_box() for part in (".mrom-tip", ".mrom-stage"))
     assert tip["y"] - stage["y"] == pytest.approx(bar["h"] / 2 + 16, abs=1)
+
+
+def tip_at(seen, x: float, y: float) -> str:
+    """What the tooltip says at a place, to a fraction of a pixel."""
+    script = """(node, [x, y]) => {
+        const box = node.getBoundingClientRect();
+        const place = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
+        node.dispatchEvent(new PointerEvent("pointermove", place));
+    }"""
+    seen.canvas.evaluate(script, [x, y])
+    seen.settle()
+    return seen.tip
+
+
+def test_a_thin_bar_is_hit_in_four_pixels(bench_page):
+    seen = bench_page(schedule("gpipe", 8, 64, costs=Costs(1.0, 0.5, 0.0)), 400)
+    bar = next(m for m in seen.marks if (m["about"] or "").startswith("0B63 on rank 0"))
+    middle, y = bar["x"] + bar["w"] / 2, bar["y"] + 4
+    assert bar["w"] < 2
+    assert {tip_at(seen, middle + by, y) for by in (-1.9, 0, 1.8)} == {bar["about"]}
+    assert tip_at(seen, middle - 2.2, y) != bar["about"]
+
+
+def test_the_edge_of_a_bar_is_hit(bench_page):
+    """A second stage is drawn half a pixel smaller on each side than it lasts."""
+    seen = bench_page(schedule("interleaved", 4, 4, 2), 640)
+    bar = next(m for m in seen.marks if (m["about"] or "").startswith("3B3 on") and m["w"] > 5)
+    assert tip_at(seen, bar["x"] - 0.4, bar["y"] + 8)

@@ -2,6 +2,7 @@
 
 const TILE = 5; // px of a pattern that repeats
 const TILES = ["hatch", "dots"];
+const LEAST_HIT = 4, EDGE = 0.5; // px in which a bar is hit, however thin; its edge is part of it
 
 // Tells whether the page is dark: as JupyterLab says, else the book, else the reader's system.
 export function isDark() {
@@ -185,7 +186,7 @@ function hits(mark, x, y) {
   if (mark.kind === "area") return isWithin(mark.points, x, y);
   if (mark.kind === "line") return isNear(mark.points, x, y);
   if (mark.kind !== "box") return false;
-  const slack = Math.max(0, 3 - mark.w) / 2; // slivers can be hit too
+  const slack = Math.max(EDGE, (LEAST_HIT - mark.w) / 2); // slivers and edges can be hit too
   const isBeside = x < mark.x - slack || x > mark.x + mark.w + slack;
   return !isBeside && y >= mark.y && y <= mark.y + mark.h;
 }
