@@ -2,8 +2,8 @@
 // one line that names what it holds; elsewhere all of them stand open.
 import { element } from "./controls.js";
 
-// A button that cannot be pressed any more takes the keyboard from the page, so the picture gets it,
-// where its own keys go on.
+// A button that cannot be pressed any more loses the keyboard, so the picture gets it, where its
+// own keys go on.
 function toPicture(node) {
   node.closest("figure")?.querySelector("canvas[tabindex]")?.focus({ preventScroll: true });
 }
