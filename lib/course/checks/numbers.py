@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lib.course.checks.read_number import NoNumber, is_missing, read_number
+from lib.course.checks.read_number import NoNumber, as_written, is_missing, read_number
 from lib.course.checks.slips import slip
 from lib.course.checks.verdict import Hints, Verdict
 
@@ -51,13 +51,16 @@ class Numbers(Hints):
         except NoNumber as refusal:
             return False, [f"  {name}: {refusal}"]
         if self._near(number, answer):
-            return True, [f"  {name}: right, {answer:,}"]
+            return True, [f"  {name}: right, {as_written(answer)}"]
         error = "too much" if number > answer else "too little"
         known = self.mistakes.get(name, {}).items()
         reasons = [why for mistaken, why in known if self._near(number, mistaken)]
         if not reasons and (why := slip(number, answer, self.kinds.get(name, ""), self.ranks)):
             reasons = [why]
-        return False, [f"  {name}: {number:,} is {error}", *(f"    {why}" for why in reasons)]
+        return False, [
+            f"  {name}: {as_written(number)} is {error}",
+            *(f"    {why}" for why in reasons),
+        ]
 
     def _near(self, number: float, answer: float) -> bool:
         return abs(number - answer) <= self.close * abs(answer)

@@ -50,6 +50,14 @@ def read_number(value) -> int | float:
     return value if isinstance(value, int) else number
 
 
+def as_written(number: float) -> str:
+    """Return a number as a reader would write it: a whole one in full, others to six digits."""
+    if float(number).is_integer() and abs(number) < 2**53:
+        return f"{int(number):,}"
+    digits = float(f"{number:.6g}")
+    return f"{int(digits):,}" if 1e5 < abs(digits) < 2**53 else f"{digits:,.6g}"
+
+
 def _text(value: str | bytes) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if not _DIGITS.fullmatch(text.strip()):

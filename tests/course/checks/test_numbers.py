@@ -12,7 +12,7 @@ import torch
 
 from lib.course.checks.choices import Choices
 from lib.course.checks.numbers import Numbers
-from lib.course.checks.read_number import NoNumber, read_number
+from lib.course.checks.read_number import NoNumber, as_written, read_number
 from lib.course.checks.slips import slip
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +31,24 @@ def answers():
 
 
 ANSWERS = list(answers())
+
+
+# --- how a number is shown
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1e9, "1,000,000,000"), (3645.6000000000004, "3,645.6"), (3, "3"), (-2.0, "-2"), (0.0, "0"),
+        (0.1 + 0.2, "0.3"), (1234567.0, "1,234,567"), (1234567.4, "1,234,570"), (2e-7, "2e-07"),
+        (999_999.7, "1,000,000"), (100_000.4, "100,000"), (1e300, "1e+300"), (10**20, "1e+20"),
+    ],
+)  # fmt: skip
+def test_a_number_is_shown_as_a_reader_would_write_it(number, text):
+    assert as_written(number) == text
+    said = Numbers(answers={"a": 7}).check(a=number).text
+    assert f"  a: {text} is " in said
+    assert f"  a: right, {text}" in Numbers(answers={"a": number}).check(a=number).text
 
 
 # --- what counts as a number
@@ -98,7 +116,10 @@ def test_answers_without_a_name_or_with_a_wrong_one_are_told():
 def test_each_right_answer_is_accepted_and_what_is_merely_near_hears_no_slip(
     exercise, name, answer
 ):
-    assert exercise._judged(name, answer, answer) == (True, [f"  {name}: right, {answer:,}"])
+    assert exercise._judged(name, answer, answer) == (
+        True,
+        [f"  {name}: right, {as_written(answer)}"],
+    )
     kind, ranks = exercise.kinds.get(name, ""), exercise.ranks
     for factor in (0.97, 0.985, 1.015, 1.03, 0.9, 1.1, 0.7, 1.4, 2.2, 11, 0.09):
         if name == "overhead" and factor == 2.2:
