@@ -33,7 +33,58 @@ def shell(monkeypatch):
     ],
 )
 def test_the_names_that_cells_lack_are_told(shell, sources, names):
-    assert exercise_bar.missing(sources) == {"names": names}
+    above = ["attempt = write = y = B = 1"]
+    assert exercise_bar.missing(sources, above) == {"names": names}
+    assert exercise_bar.missing(sources, [])["names"] == [], "no cell above would help"
+
+
+BINDINGS = [
+    "{} = 1", "a, (*{}, b) = 1, [2]", "{}: int = 1", "import {}", "import a.b as {}",
+    "from a import (\n    b,\n    {},\n)", "def {}(): ...", "class {}: ...", "for {} in (): ...",
+    "with open('a') as {}: ...", "if (({} := 1)): ...", "if True:\n    {} = 1", "{} += 1",
+]  # fmt: skip
+NO_BINDINGS = [
+    "{}", "a.{} = 1", "# {} = 1", "'{} = 1'", "def a({}): {} = 1", "lambda {}: 1",
+    "class A:\n    {} = 1", "[{} for {} in ()]", "this is no Python\n{} = 1", "f({}=1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("binding", BINDINGS + NO_BINDINGS)
+def test_the_cells_above_are_offered_only_for_a_name_that_they_bind(shell, binding):
+    """A misspelt name would be missing still, however often they run."""
+    names = exercise_bar.missing(["weights + weghts"], [binding.replace("{}", "weights")])["names"]
+    assert names == (["weights"] if binding in BINDINGS else [])
+
+
+@pytest.mark.parametrize(
+    ("source", "above", "text"),
+    [
+        ("trch.cat([])", ["import torch"],
+         "`trch` is defined neither here nor above. Did you mean `torch`?"),
+        ("def f(weights): return weghts", [],
+         "`weghts` is defined neither here nor above. Did you mean `weights`?"),
+        ("wrld.size", [], "`wrld` is defined neither here nor above. Did you mean `world`?"),
+        ("trch.cat([])", ["import torch", "trch = torch"], ""),
+        ("unlike.anything", ["import torch"], ""),
+        ("p.check(sent=1,5, devices=2)", [],
+         "`1,5` is not one number: a comma separates the arguments of a call. "
+         "Write `1.5` with a point."),
+        ("p.check(\n    devices=2,\n    sent=3 * -0,05,\n)", [],
+         "`0,05` is not one number: a comma separates the arguments of a call. "
+         "Write `0.05` with a point."),
+        ("p.check(sent=1,500, devices=2)", [],
+         "`1,500` is not one number: a comma separates the arguments of a call. "
+         "Write `1.500` with a point, or `1_500` for thousands."),
+        ("p.check(sent=1,500,000)", [],
+         "`1,500,000` is not one number: a comma separates the arguments of a call. "
+         "Write `1_500_000`."),
+        ("p.check(shape=(1,5), devices=2, 3)", [], ""),
+        ("world.check(shape=(1,5))", [], ""),
+        ("p.check(sent=1,5", [], ""),
+    ],
+)  # fmt: skip
+def test_a_slip_that_ends_in_an_error_gets_a_sentence(shell, source, above, text):
+    assert exercise_bar.advice([source], above) == {"text": text}
 
 
 def test_hints_come_one_by_one_and_reach_the_page_as_json(shell, monkeypatch):

@@ -49,5 +49,19 @@
     return await runCells(actions, panel, cells.slice(0, cells.indexOf(cell)));
   }
 
-  globalThis.manyRanksBars = { add, codeCells, make, rich, runAbove, runCells, sourceOf };
+  // The names that a cell lacks although all cells above have run; a kernel that starts anew knows
+  // of no run, and then the cells above are offered again.
+  let lacks = new WeakMap();
+  const inVain = {
+    note: (cell, names) => void lacks.set(cell, names),
+    has: (cell, name) => Boolean(lacks.get(cell)?.includes(name)),
+    forgetWith: ({ statusChanged }) =>
+      statusChanged.connect((_, status) => {
+        if (!["busy", "idle"].includes(status)) lacks = new WeakMap();
+      }),
+  };
+
+  globalThis.manyRanksBars = {
+    add, codeCells, inVain, make, rich, runAbove, runCells, sourceOf,
+  };
 }

@@ -6,9 +6,10 @@
 {
   const IMPORT = /^from (lib\.course\.\w+\.exercises) import (?:\(([^)]*)\)|(.*))$/gm;
   const CHECK = /\b([A-Za-z_]\w*)\.check\(/g;
-  const { codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
+  const { codeCells, inVain, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
   const NOW = "✓ Solved", EARLIER = "✓ Solved earlier";
   const OLD = "What the cell shows below is of an earlier run.";
+  const SLIPS = /NameError|SyntaxError/;
   const QUOTES = '"""';
   const MOVED = "The picture has moves that the text in the cell has not, and Check would lose " +
     "them. Copy the picture's text between the quotes, or press Reset in the picture.";
@@ -114,6 +115,12 @@
       if (above) found.add(above);
     }
     return cells.filter((one) => found.has(one));
+  }
+
+  // The sources of the cells above one.
+  function sourcesAbove(panel, cell) {
+    const cells = codeCells(panel);
+    return cells.slice(0, cells.indexOf(cell)).map(sourceOf);
   }
 
   class Bar {
@@ -237,7 +244,8 @@
       return true;
     }
 
-    async runChecked() {
+    // `isRun`: all cells above have run. What is missing even so has to be seen as an error.
+    async runChecked(isRun = false) {
       if (!this.kernel) {
         this.say("No kernel runs yet, and no cell of this chapter has run.", true);
         return;
@@ -249,7 +257,10 @@
       }
       const cells = cellsOf(this.panel, this.cell);
       this.say(this.kernel.status === "idle" ? "" : "Waiting for the kernel…");
-      const { names } = await this.ask("missing", cells.map(sourceOf));
+      const above = sourcesAbove(this.panel, this.cell);
+      const missing = await this.ask("missing", cells.map(sourceOf), above);
+      if (isRun) inVain.note(this.cell, missing.names);
+      const names = missing.names.filter((name) => !inVain.has(this.cell, name));
       if (names.length) {
         const [are, they] = names.length > 1 ? ["are", "they"] : ["is", "it"];
         const list = names.map((name) => `\`${name}\``).join(", ");
@@ -266,7 +277,7 @@
       this.say("The cells above run…");
       const isDone = await runAbove(jupyter.NotebookActions, this.panel, this.cell);
       this.say(isDone ? "" : "A cell above has failed: see what it says.");
-      if (isDone) await this.runChecked();
+      if (isDone) await this.runChecked(true);
     }
 
     // The cell has run, by a button or by a key.
@@ -275,6 +286,15 @@
       if (solved || this.mark.textContent) this.mark.textContent = solved ? NOW : EARLIER;
       this.show(shown, hints);
       this.setBusy(this.isBusy);
+      this.say(await this.advice());
+    }
+
+    // A sentence on a slip for which the cell shows an error; else "".
+    async advice() {
+      if (!SLIPS.test(JSON.stringify(this.cell.model.outputs.toJSON()))) return "";
+      const sources = cellsOf(this.panel, this.cell).map(sourceOf);
+      const { text } = await this.ask("advice", sources, sourcesAbove(this.panel, this.cell));
+      return text;
     }
   }
 }

@@ -4,7 +4,7 @@
 
 {
   const MISSING = /^name '([A-Za-z_]\w*)' is not defined/;
-  const { add, codeCells, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
+  const { add, codeCells, inVain, make, rich, runAbove, runCells, sourceOf } = manyRanksBars;
   let jupyter; // what JupyterLab shares
 
   // The plugin; `shared(name)` gives a module that JupyterLab shares.
@@ -27,9 +27,11 @@
       bars.get(cell)?.dispose();
       bars.delete(cell);
       const name = missingName(cell);
-      if (name && isDefinedAbove(panel, cell, name)) bars.set(cell, bar(panel, cell, name));
+      if (!name || inVain.has(cell, name) || !isDefinedAbove(panel, cell, name)) return;
+      bars.set(cell, bar(panel, cell, name));
     };
     jupyter.NotebookActions.executed.connect(ran);
+    inVain.forgetWith(panel.sessionContext);
     panel.disposed.connect(() => jupyter.NotebookActions.executed.disconnect(ran));
   }
 
@@ -68,8 +70,10 @@
       say("The cells above run…");
       try {
         const isDone = await runAbove(NotebookActions, panel, cell);
-        if (isDone) await runCells(NotebookActions, panel, [cell]);
-        else say("A cell above has failed: see what it says.");
+        if (isDone) {
+          inVain.note(cell, [name]); // the cell's own run tells whether it is so
+          await runCells(NotebookActions, panel, [cell]);
+        } else say("A cell above has failed: see what it says.");
       } catch (error) {
         say(String(error.message ?? error));
       }
