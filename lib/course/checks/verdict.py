@@ -8,6 +8,7 @@ from functools import wraps
 
 from lib.course import progress
 from lib.course.checks.arguments import NotBegun, refusal
+from lib.course.checks.watch import Watch
 
 _GAP = re.compile(r" {2,}")  # between the columns of a table
 WIDTH = 52  # characters in a line: about what a phone shows
@@ -98,7 +99,8 @@ def _guarded(check):
         except NotBegun as missing:
             sentence = str(missing).removesuffix(".")
             return self._open(sentence[0].lower() + sentence[1:], getattr(self, "task", ""))
-        verdict = check(self, *args, **kwargs)
+        with Watch():
+            verdict = check(self, *args, **kwargs)
         self.solved = verdict.solved
         if verdict.solved and (chapter := progress.here(self.name)):
             progress.remember(chapter, self.name)

@@ -21,12 +21,30 @@ _BEAT = 0.25  # seconds between two messages
 _LINES = 12  # printed lines that are told, or one for each rank
 
 
+class Messages:
+    """Sends to the front end that asked for what the kernel runs now, from any thread."""
+
+    def __init__(self, kernel):
+        self.kernel, self.parent = kernel, kernel.get_parent()
+
+    @classmethod
+    def of_notebook(cls) -> "Messages | None":
+        """Return those of this notebook's kernel; None where there is none, as in a script."""
+        kernel = _kernel()
+        return cls(kernel) if kernel else None
+
+    def send(self, data: dict) -> None:
+        """Send what progress.js shows: a "text" and more, or that all is "over"."""
+        content, kernel = {"comm_id": NAME, "data": data}, self.kernel
+        kernel.session.send(kernel.iopub_socket, "comm_msg", content, parent=self.parent)
+
+
 class Progress:
     """Tells of one call from its first second on; `lines` are the last that each rank printed."""
 
     def __init__(self):
         self.lines: dict[int, list[str]] = {}
-        self.kernel = None  # the notebook's, once something was told
+        self.messages = None  # to the front end, once something was told
         self.began = time.monotonic()
         self.due = self.began + _AFTER
 
@@ -35,9 +53,9 @@ class Progress:
         now = time.monotonic()
         if now < self.due or not call.pending:
             return
-        if not self.kernel:
-            self.kernel = _kernel()
-            if not self.kernel:
+        if not self.messages:
+            self.messages = Messages.of_notebook()
+            if not self.messages:
                 self.due = float("inf")
                 return
             for rank in call.pending:
@@ -46,22 +64,18 @@ class Progress:
         done, ranks = len(call.ranks) - len(call.pending), len(call.ranks)
         text = f"{done} of {ranks} ranks {_are(done)} done, {_duration(now - self.began)}. "
         text += _doing(call)
-        self._send({"done": done, "ranks": ranks, "text": text, "lines": self._last(call)})
+        self.messages.send({"done": done, "ranks": ranks, "text": text, "lines": self._last(call)})
 
     def end(self) -> None:
         """Tell that the call is over, if anything was told of it."""
-        if self.kernel:
-            self._send({"over": True})
+        if self.messages:
+            self.messages.send({"over": True})
 
     def _last(self, call) -> list[str]:
         """Give the lines printed last, by rank."""
         printed = self.lines | {rank: last_lines(kept) for rank, kept in call.printed.items()}
         each = max(1, _LINES // max(1, sum(map(bool, printed.values()))))
         return [labelled(rank, line) for rank in sorted(printed) for line in printed[rank][-each:]]
-
-    def _send(self, data: dict) -> None:
-        content, kernel = {"comm_id": NAME, "data": data}, self.kernel
-        kernel.session.send(kernel.iopub_socket, "comm_msg", content, parent=kernel.get_parent())
 
 
 def _kernel():

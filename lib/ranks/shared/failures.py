@@ -43,15 +43,20 @@ cells: dict[str, str] = {}
 
 def place(filename: str, line: int) -> str:
     """Name a line as its reader knows it: `cell In[3], line 2`, or `file.py, line 2`."""
+    return f"{cell_of(filename) or filename.rsplit('/', 1)[-1]}, line {line}"
+
+
+def cell_of(filename: str) -> str:
+    """Name the cell that a made-up file name stands for, `cell In[3]`; "" where it is no cell."""
     if filename in cells:
-        return f"{cells[filename]}, line {line}"
+        return cells[filename]
     try:
         from IPython import get_ipython
 
         kind, name = get_ipython().compile.format_code_name(filename)
-        return f"{kind.lower()} {name}, line {line}"
+        return f"{kind.lower()} {name}"
     except (ImportError, AttributeError, TypeError):
-        return f"{filename.rsplit('/', 1)[-1]}, line {line}"
+        return ""
 
 
 def place_of(text: str) -> str:

@@ -1,5 +1,6 @@
 // The progress of a long call on the ranks, below the cell that makes the call. The kernel tells of
-// it (lib/ranks/kernel/progress.py). What is drawn here is no output, so no notebook can store it.
+// it (lib/ranks/kernel/progress.py), and a check of a long call of the reader's own function
+// (lib/course/checks/watch.py). What is drawn here is no output, so no notebook can store it.
 
 "use strict";
 
@@ -43,9 +44,10 @@
     return {
       box,
       show(told) {
-        Object.assign(bar, { max: told.ranks, value: told.done });
-        sentence.textContent = told.text;
-        lines.textContent = told.lines.join("\n");
+        bar.hidden = !told.ranks; // a check's own call is on no ranks
+        Object.assign(bar, { max: told.ranks ?? 1, value: told.done ?? 0 });
+        sentence.replaceChildren(...manyRanksBars.rich(told.text));
+        lines.textContent = (told.lines ?? []).join("\n");
       },
     };
   }
