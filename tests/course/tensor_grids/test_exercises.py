@@ -257,7 +257,7 @@ def test_overlap_hides_half_of_the_waiting_and_on_a_larger_square_more(notebook)
     cases = [(side, overlap) for side in (2, 4) for overlap in (False, True)]
     assert table == [[f"{number:.2f}" for number in rounded(*case)] for case in cases]
     share = waited(4, True, False)[1] / waited(4, False, False)[1]
-    assert round(100 * share) == 46 and "On 4 × 4 ranks 46 % stays" in prose(notebook)
+    assert round(100 * share) == 46 and "half stays, but on 4 × 4 46 %" in prose(notebook)
     hidden = waited(4, True, True)[1] / waited(4, False, True)[1]
     assert hidden == pytest.approx(0.25, abs=0.01)  # with a link for each axis
     x, w = 16_384 * 12_288 // 16 * 2, 12_288**2 // 16 * 2  # bytes of the tiles on 4 × 4

@@ -204,7 +204,7 @@ def test_the_table_of_winners_says_how_their_times_differ_from_1d(notebook):
 
 
 def test_the_winners_have_the_sides_that_the_text_names(notebook):
-    assert "2D is 4 × 4 or 8 × 8, and the other winners have equal" in text_of(notebook, "grid0004")
+    assert "All winning grids have equal sides." in text_of(notebook, "grid0004")
     for link in ("NVLink4", "InfiniBand NDR"):
         wins = where_each_wins(
             list(winners.MANY_RANKS), list(winners.LARGE_WIDTHS), speeds("H100", link)
