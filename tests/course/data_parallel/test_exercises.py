@@ -209,7 +209,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     # Buckets: five in place of 29; the best size is four layers, and one layer hides the most.
     sums = shown(notebook, "def hook_buckets").splitlines()[0]
     assert len(sums.split(",")) == 5 and sum(map(int, re.findall(r"\d+", sums))) == 338_944
-    table = re.findall(r"exposed +([\d.]+) µs, hidden +([\d.]+)", shown(notebook, BUCKETS))
+    table = re.findall(r"^ +\d +([\d.]+) +([\d.]+)$", shown(notebook, BUCKETS), re.M)
     late, hidden = ([float(pair[n]) for pair in table] for n in (0, 1))
     assert late.index(min(late)) == 2 and late.count(min(late)) == 1 and hidden[0] == max(hidden)
     assert "It is 4." in shown(notebook, BUCKETS)
