@@ -323,5 +323,8 @@ def test_a_group_whose_threads_never_come_back_is_not_ended(worlds):
     world = worlds(2)
     failing(world, leaves, "what never ends")
     assert not world.run(is_gone)[0]
-    failing(world, leaves, "what ends")  # with groups that nobody else has used
-    assert world.run(is_gone)[0]
+    gone = []
+    while not any(gone) and len(gone) < 5:  # busy threads may not come back within the patience
+        failing(world, leaves, "what ends")  # with groups that nobody else has used
+        gone += [world.run(is_gone)[0]]
+    assert any(gone)
