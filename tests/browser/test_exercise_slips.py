@@ -97,3 +97,17 @@ def test_the_sentence_comes_with_shift_enter_too_and_goes_with_the_slip(page):
     page.evaluate(f"text => {source}.setSource(text)", COMMA.replace("1,5", "1.5"))
     page.evaluate(RUN, 3)
     bar.get_by_text(POINT).wait_for(state="detached")
+
+
+def test_a_keyword_of_a_check_is_no_name_of_a_cell_above(lab, folder):
+    """In a fresh kernel; `adam` above needs what no cell has run yet."""
+    sources = ["import os as helper", "def adam(x):\n    return helper.path.join(x)"]
+    sources += [HEAD + "predict\n\npredict.check(adam=12, adafactor=2)"]
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell{n}") for n, source in enumerate(sources)]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
+    nbformat.write(notebook, folder / "11-keywords.ipynb")
+    page = lab.open("11-keywords")
+    bar = check(page, "predict")
+    shown(page, 2, "Not yet")
+    assert not bar.get_by_role("button", name=OFFER).count()
+    page.context.close()

@@ -101,7 +101,8 @@
   // The cells that Check runs: the cell itself, and those above that define what it is given.
   function cellsOf(panel, cell) {
     const cells = codeCells(panel), place = cells.indexOf(cell), source = sourceOf(cell);
-    const words = new Set(source.slice(source.search(CHECK)).match(/(?<![.\w])[A-Za-z_]\w*/g));
+    const call = source.slice(source.search(CHECK)); // a keyword in it, `sent=3`, names no variable
+    const words = new Set(call.match(/(?<![.\w])[A-Za-z_]\w*\b(?!\s*=(?!=))/g));
     const defines = (text, word) => {
       const line = new RegExp(`^(?:(?:async )?def|class) ${word}\\b|^${word} *=[^=]`, "m");
       return line.test(text) && !text.includes("World(");
