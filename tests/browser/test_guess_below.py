@@ -7,6 +7,13 @@ from tests.browser.test_guess import HOW_MANY, asked, say
 
 __all__ = ["asked"]  # a fixture
 
+MAKE = """() => void (window.make = (name, ...inside) => { // a node of that kind or class
+    const isTag = /^(p|h2|hr)$/.test(name), node = document.createElement(isTag ? name : "div");
+    if (!isTag) node.className = name;
+    node.append(...inside);
+    return node;
+})"""
+
 
 @pytest.mark.parametrize("host", ["JupyterLab", "book"])
 def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
@@ -14,24 +21,18 @@ def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
     size = guess(HOW_MANY, unit="bytes")
     question, reveal = asked(size, size.reveal(3_000_000))
     page = reveal.page
+    page.evaluate(MAKE)
     page.evaluate(
         """(isLab) => {
             const figure = document.querySelectorAll("figure.mrom")[1];
-            const make = (name, ...inside) => {
-                const node = document.createElement("div");
-                node.className = name;
-                node.append(...inside);
-                return node;
-            };
             const child = isLab ? "jp-OutputArea-child" : "output";
             const error = make("", "an error");
             error.dataset.mimeType = "application/vnd.jupyter.error";
             const all = make(isLab ? "jp-OutputArea" : "cell_output", make(child, "printed before"),
                 make(child, figure.parentElement), make(child, "printed below"),
                 make(child, error));
-            const title = document.createElement("h2");
-            title.append("a heading");
-            const texts = [make("", "the answer again"), title, make("", "another thing")];
+            const texts = [make("", "the answer again"), make("h2", "a heading"),
+                make("", "another thing")];
             const text = isLab
                 ? [make("jp-Cell jp-MarkdownCell", make("jp-RenderedMarkdown", ...texts))] : texts;
             const cell = isLab ? "jp-Cell" : "cell";
@@ -70,8 +71,8 @@ def test_what_a_cell_shows_below_a_covered_answer_is_covered_too(asked, host):
         (["cell", "hr", "p"], None),
         (["cell", "p", "hr", "p"], "The text that follows is covered too."),
         (["cell", "cell"], None),
-        (["jp-Cell", "jp-MarkdownCell"], "The text that follows is covered too."),
-        (["jp-Cell", "jp-CodeCell"], None),
+        (["jp-Cell", "jp-Cell jp-MarkdownCell"], "The text that follows is covered too."),
+        (["jp-Cell", "jp-Cell jp-CodeCell"], None),
         (["jp-Cell"], None),
     ],
 )
@@ -79,18 +80,12 @@ def test_the_picture_says_only_what_it_covers(asked, around, says):
     """A cell of which nothing else is shown, with text, a heading or another cell behind it."""
     size = guess(HOW_MANY, unit="bytes")
     _, reveal = asked(size, size.reveal(3_000_000))
+    reveal.page.evaluate(MAKE)
     reveal.page.evaluate(
         """names => {
             const figure = document.querySelectorAll("figure.mrom")[1];
-            const make = (name, ...inside) => {
-                const node = document.createElement(/^(p|h2|hr)$/.test(name) ? name : "div");
-                node.className = name.startsWith("jp-") ? `jp-Cell ${name}` : name;
-                node.append(...inside);
-                return node;
-            };
             const isLab = names[0] === "jp-Cell";
             const child = make(isLab ? "jp-OutputArea-child" : "output", figure.parentElement);
-            child.classList.remove("jp-Cell");
             const first = make(names[0], isLab ? child : make("cell_output", child));
             const text = document.createElement("p"), shown = document.createElement("div");
             text.append("words");
@@ -117,26 +112,24 @@ def test_what_the_next_cell_shows_is_covered_where_no_heading_is_between(asked, 
     """And the text below it, up to a heading; a cell right below the answer's goes its own way."""
     size = guess(HOW_MANY, unit="bytes")
     question, reveal = asked(size, size.reveal(3_000_000))
+    reveal.page.evaluate(MAKE)
     reveal.page.evaluate(
         """([isLab, between]) => {
             const figure = document.querySelectorAll("figure.mrom")[1];
-            const make = (name, ...inside) => {
-                const node = document.createElement(name === "h2" ? name : "div");
-                node.className = name;
-                node.append(...inside);
-                return node;
-            };
-            const shown = (...inside) => isLab
-                ? make("jp-OutputArea", make("jp-OutputArea-child", ...inside))
-                : make("cell_output", make("output", ...inside));
-            const cell = (code, ...inside) => make(isLab ? "jp-Cell jp-CodeCell" : "cell",
-                make("", code), shown(...inside));
+            const child = isLab ? "jp-OutputArea-child" : "output";
+            const shown = (...all) => make(isLab ? "jp-OutputArea" : "cell_output",
+                ...all.map((one) => make(child, one)));
+            const cell = (code, ...all) => make(isLab ? "jp-Cell jp-CodeCell" : "cell",
+                make("", code), shown(...all));
+            const error = make("", "its error");
+            error.dataset.mimeType = "application/vnd.jupyter.error";
             const text = (...inside) => !isLab ? inside
                 : [make("jp-Cell jp-MarkdownCell", make("jp-RenderedMarkdown", ...inside))];
             const words = between === "words" ? text(make("", "words")) :
                 between ? text(make("", "words"), make("h2", between)) : [];
             const page = [cell("first", figure.parentElement), ...words,
-                cell("second", "its table"), ...text(make("", "what it says"), make("h2", "next")),
+                cell("second", "its table", error),
+                ...text(make("", "what it says"), make("h2", "next")),
                 cell("third", "its picture")];
             document.querySelector("#here").after(make("", ...page));
         }""",
@@ -155,7 +148,7 @@ def test_what_the_next_cell_shows_is_covered_where_no_heading_is_between(asked, 
         return [text.strip('"') for text in found if text != "none"]
 
     later = "its table", "what it says"
-    assert all(seen("first", "second", "third", "next", "its picture"))
+    assert all(seen("first", "second", "its error", "third", "next", "its picture"))
     assert seen("words", *later) == [False] * 3 if between == "words" else all(seen(*later))
     assert notes() == [WAITS] * (between == "words")
     page.emulate_media(media="print")

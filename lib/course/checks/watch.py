@@ -36,7 +36,8 @@ class Watch:
             self.teller.join()
             self._take_back()
         self.base = None
-        if kind is KeyboardInterrupt:  # a Stop of a World says where its ranks were
+        # Scripts show where they were, and a Stop of a World says where its ranks were.
+        if self.messages and kind is KeyboardInterrupt:
             raise Stop(_stopped(trace, self._seconds())) from None
 
     def _tell(self) -> None:

@@ -82,7 +82,8 @@ function hasText(output) {
 function marksAfter(cell) {
   const text = textAfter(cell), next = text.at(-1)?.nextElementSibling;
   const shown = next?.matches(".cell") && next.querySelector(".cell_output");
-  const below = shown ? [...shown.children, ...textAfter(next)] : [];
+  const isHidden = (one) => !one.querySelector(ERRORS);
+  const below = shown ? [...[...shown.children].filter(isHidden), ...textAfter(next)] : [];
   const marks = [...text, ...below].map((one) => [one, "data-mrom-covered"]);
   return shown ? [...marks, [shown, "data-mrom-waits"]] : marks;
 }

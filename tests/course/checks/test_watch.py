@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.ranks.kernel.test_progress import OVER, Watched
+from lib.course.checks.watch import Watch
+from tests.ranks.kernel.test_progress import OVER, watched
 
 DEFINITIONS = """
 import time
@@ -18,12 +19,7 @@ def short(rank, stages, m):
 """
 
 
-@pytest.fixture(scope="module")
-def notebook():
-    opened = Watched()
-    opened.cell(DEFINITIONS)
-    yield opened
-    opened.close()
+notebook = watched(DEFINITIONS)
 
 
 def test_a_function_that_does_not_end_is_told_and_stopped_in_few_lines(notebook):
@@ -33,7 +29,7 @@ def test_a_function_that_does_not_end_is_told_and_stopped_in_few_lines(notebook)
     (when, first), last = told[0], told[-1][1]
     assert 1.9 < when - began < 20
     assert re.fullmatch(
-        r"The check has been running for (\d+) s, now in `my_row`\. "
+        r"The check has been running for \d+ s, now in `my_row`\. "
         r"Stop it with ■ if it should have ended\.",
         first["text"],
     )
@@ -57,3 +53,9 @@ def test_what_is_not_the_readers_code_is_not_said_to_be_so(notebook):
     assert notebook.cell(source + "\nprint(library())") == (
         "stopped after 4 s in the check itself, not in your code.\n"
     )
+
+
+def test_a_script_that_is_interrupted_shows_where_it_was():
+    """Its functions are in no cell, so nothing is said of whose code was stopped."""
+    with pytest.raises(KeyboardInterrupt, match="^pressed$"), Watch():
+        raise KeyboardInterrupt("pressed")

@@ -66,7 +66,12 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     chain = lessons.LARGE
     step = fsdp_step(chain, [lessons.ROWS] * slow_chain.RANKS, slow_chain.speeds())
     usual = 1e6 * slow_chain.unit_times(step)[1][3]
-    assert f"computes for {usual:.0f} µs: two products (278 µs)" in text_of(notebook)
+    relu = 1e6 * 3 * 4096**2 * 4 / 3.35e12  # reads dy and y, writes dx
+    parts = f"two products (278 µs), ReLU ({relu:.0f}), copies ({usual - 278 - relu:.0f})"
+    assert f"computes for {usual:.0f} µs: {parts}." in text_of(notebook)
+    logits = 8_192 * 128_256 * 4 / 1e9
+    assert f"Logits in float32 add {logits:.1f} GB, and their gradient as much" in text_of(notebook)
+    assert 30.1 + 44 < 80 < 30.1 + 44 + 2 * logits, "stage 2 is too much with them"
     own = shown(notebook, "same gradients")
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()

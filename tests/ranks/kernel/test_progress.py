@@ -54,12 +54,20 @@ class Watched(Notebook):
             self.client.get_iopub_msg = heard
 
 
-@pytest.fixture(scope="module")
-def notebook():
-    opened = Watched()
-    opened.cell(DEFINITIONS)
-    yield opened
-    opened.close()
+def watched(definitions: str):
+    """A fixture: a notebook whose first cell has run, and whose progress is watched."""
+
+    @pytest.fixture(scope="module")
+    def notebook():
+        opened = Watched()
+        opened.cell(definitions)
+        yield opened
+        opened.close()
+
+    return notebook
+
+
+notebook = watched(DEFINITIONS)
 
 
 def test_a_long_call_tells_who_is_done_and_what_was_printed(notebook):
