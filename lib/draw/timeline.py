@@ -23,11 +23,12 @@ def timeline(ledger: Ledger, over: Ledger | None = None, *, memory: bool = False
     """Draw when each rank computed and communicated: rank 0 on top, time to the right.
 
     Waiting for the last rank of a group is hatched, moving is filled, idle is paper; the rows of
-    `over` (a prediction, another run) lie over it as dashed outlines, from the same zero, and a
-    heading says how far the two differ. `memory` adds the bytes alive on each rank under its bars,
-    zoomed and played with them. `caption` is a sentence after the one that the ledgers give. `rows`
-    are names for the ranks, from the top, where a ledger holds two runs or no ranks at all. The
-    axis reaches to `until` (s) at least, so that two pictures can have the same one.
+    `over` (a prediction, another run) lie over it as outlines, dashed if predicted, from the same
+    zero, and a heading says how far the two differ. `memory` adds the bytes alive on each rank
+    under its bars, zoomed and played with them. `caption` is a sentence after the one that the
+    ledgers give. `rows` are names for the ranks, from the top, where a ledger holds two runs or no
+    ranks at all. The axis reaches to `until` (s) at least, so that two pictures can have the same
+    one.
     """
     has_rows(ledger, "timeline")
     if over is not None:
@@ -98,7 +99,9 @@ def _story(ledger: Ledger, over: Ledger | None, odd: list[str], names: dict) -> 
     named = (lambda ranks: ", ".join(names[rank] for rank in ranks)) if names else in_words
     lines += [f"  {named(ranks)}: {words}" for words, ranks in stories.items()]
     lines += [f"  {line}" for line in odd]
-    return "\n".join(lines + ([f"  dashed: {over.source}"] if over else []))
+    if over is not None:
+        lines.append(f"  {captions.outline(over)}: {over.source}")
+    return "\n".join(lines)
 
 
 def _different(ledger: Ledger) -> list[tuple[int, str]]:

@@ -152,10 +152,10 @@ def test_significant_bits_are_as_high_as_they_are_many():
     assert max(heights.values()) == pytest.approx(64)
     stairs = sorted({round((base - y) / 64 * 11, 6) for _, y in area.points})
     assert stairs == list(range(12))
-    (dashed,) = [m for m in drawn.marks if m.about.startswith("E5M2: 3 significant bits")]
-    assert base - min(y for _, y in dashed.points) == pytest.approx(64 * 3 / 11)
+    (line,) = [m for m in drawn.marks if m.about.startswith("E5M2: 3 significant bits")]
+    assert base - min(y for _, y in line.points) == pytest.approx(64 * 3 / 11)
     unit = (area.points[-1][0] - area.points[0][0]) / (math.log2(65504) + 24)
-    assert dashed.points[0][0] - area.points[0][0] == pytest.approx(8 * unit)  # 2^-16, 2^-24
+    assert line.points[0][0] - area.points[0][0] == pytest.approx(8 * unit)  # 2^-16, 2^-24
 
 
 def test_a_format_of_few_numbers_shows_each_of_them():

@@ -14,6 +14,12 @@ LOSSES = {"adamw": [2.5, 2.6, 2.7], "adafactor": [2.4, 2.5, 2.6], "sm3": [3.0, f
 SHAPE = GPTShape()
 
 
+def lines_of_the_mean(picture):
+    """The upright lines in the rows of losses: axes lie, and have upright ticks of at most 5 px."""
+    lines = [m for m in picture.marks if m.kind == "line" and m.points[0][0] == m.points[1][0]]
+    return [m for m in lines if m.points[1][1] - m.points[0][1] > 5 and m.thick == 1.5]
+
+
 def about(picture, name, kind):
     return box(picture, f"{name}: {kind} ").about
 
@@ -91,7 +97,7 @@ def test_what_fits_is_said_in_words():
     assert "adamw 64.2 GB, 8 B each" in words(**few)
 
 
-def test_each_seed_is_a_point_and_the_plain_mean_a_dashed_line():
+def test_each_seed_is_a_point_and_the_plain_mean_a_line():
     picture = optimizers("GPT-2", LOSSES)
     points = {name: boxes(picture, f"{name}, seed ") for name in LOSSES}
     assert [len(own) for own in points.values()] == [3, 3, 3]
@@ -99,15 +105,13 @@ def test_each_seed_is_a_point_and_the_plain_mean_a_dashed_line():
     assert x("adamw", 1) - x("adamw", 0) == pytest.approx(x("adamw", 2) - x("adamw", 1))
     assert x("adafactor", 1) == pytest.approx(x("adamw", 0))  # both are 2.5
     assert len({mark.y for mark in points["adamw"]}) == 3
-    dashes = [m for m in picture.marks if m.kind == "line" and m.dash]
-    assert len(dashes) == len(OPTIMIZERS)
+    lines = lines_of_the_mean(picture)
+    assert len(lines) == len(OPTIMIZERS) and not any(line.dash for line in lines)
     middle = x("adamw", 1) + points["adamw"][1].w / 2
-    assert [line.points[0][0] for line in dashes] == pytest.approx([middle] * len(dashes))
+    assert [line.points[0][0] for line in lines] == pytest.approx([middle] * len(lines))
     told = points["adafactor"][0].about
     assert told == "adafactor, seed 0: 2.400\nmean 2.500, 0.100 below adamw"
-    assert {"mean 2.600", "mean 2.500", "diverged", "dashed: the mean of adamw"} <= {
-        *texts(picture)
-    }
+    assert {"mean 2.600", "mean 2.500", "diverged", "line: the mean of adamw"} <= {*texts(picture)}
 
 
 def test_a_seed_that_diverged_is_an_empty_point_at_the_edge():
@@ -127,9 +131,9 @@ def test_losses_are_not_in_the_summary_and_the_caption_says_whose_they_are():
     assert own.caption.endswith("for each parameter. Points: read from a table. One more.")
 
 
-def test_without_the_plain_optimizer_there_is_no_dashed_line():
+def test_without_the_plain_optimizer_there_is_no_line_of_its_mean():
     picture = optimizers("GPT-2", {"sm3": [3.0, 3.1]})
-    assert not [m for m in picture.marks if m.kind == "line" and m.dash]
+    assert not lines_of_the_mean(picture)
     assert boxes(picture, "sm3, seed 0")[0].about == "sm3, seed 0: 3.000"
 
 

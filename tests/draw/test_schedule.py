@@ -140,9 +140,8 @@ def test_par_and_limit_are_met_or_not():
     assert value(missed, "makespan") == "33 · goal 32 ✗"
     assert "limit 4 ✗" in texts(missed)
     line = next(mark for mark in missed.marks if mark.about == "the goal for the makespan: 32")
-    assert line.dash
     assert line.points[0][0] == pytest.approx(LEFT + 32 / 33 * (RIGHT - LEFT))
-    over = [m for m in missed.marks if m.kind == "box" and m.dash]
+    over = [m for m in missed.marks if m.kind == "box" and m.hatch and m.x > RIGHT]
     inside = [m for m in missed.marks if " keeps " in m.about]
     assert len(over) == len(inside) == 4
     assert [m.w for m in over] == [pytest.approx(m.w) for m in inside]  # 8 alive, 4 allowed

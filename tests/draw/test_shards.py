@@ -38,7 +38,7 @@ def test_each_rank_is_drawn_with_what_it_holds(kind):
 def test_what_comes_next_says_from_whom():
     picture = shards("row", *SIZES, step=1)
     rooms = boxes(picture, "comes next: ")
-    assert len(rooms) == 4 and every(mark.dash for mark in rooms)
+    assert len(rooms) == 4 and every(m.edge and not m.fill for m in rooms)
     assert rooms[0].about == "comes next: C, tile 0, 0, from ranks 1, 2, 3 to rank 0"
     assert not boxes(shards("row", *SIZES, step=2), "comes next: ")
     summa = [mark.about for mark in boxes(shards("2d", *SIZES), "comes next: ")]

@@ -138,10 +138,10 @@ def test_waiting_is_told_apart_in_a_difference():
     found = compare(late(), prompt)
     assert found.worst == (0, "all_reduce", -1) and found.seconds == found.waiting == 2.0
     said = timeline(late(), over=prompt).live[1]["heading"]
-    assert "This run 5 s, the dashed one 1 s: 4 s (400%) longer." in said
-    assert said.endswith("all_reduce takes 2 s longer than the dashed one, 2 s of it waiting.")
+    assert "This run 5 s, the one in outlines 1 s: 4 s (400%) longer." in said
+    assert said.endswith("all_reduce takes 2 s longer than the one in outlines, 2 s of it waiting.")
     same = timeline(late(), over=late()).live[1]["heading"]
-    assert same == "This run 5 s, the dashed one 5 s: equally long. No operation differs."
+    assert same == "This run 5 s, the one in outlines 5 s: equally long. No operation differs."
 
 
 def test_a_difference_below_one_percent_of_an_operation_is_not_named():

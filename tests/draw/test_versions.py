@@ -26,10 +26,10 @@ def test_every_cell_says_what_its_microbatch_sees():
 
 def test_where_forward_and_backward_differ_both_are_written_in_a_frame():
     picture = versions(weight_versions(pipedream(4, 12), "latest"))
-    framed = [mark for mark in boxes(picture) if mark.dash]
+    framed = [mark for mark in boxes(picture) if mark.edge]
     assert len(framed) == 3 * 11 and "backward 3" in framed[2].about
     assert "0|3" in {mark.text for mark in picture.marks}
-    assert not any(mark.dash for mark in boxes(picture)[36:])
+    assert not any(mark.edge for mark in boxes(picture)[36:])
 
 
 @pytest.mark.parametrize("many", [1, 12, 40])

@@ -39,8 +39,8 @@ function axisTicks(from, to, most) {
 }
 
 // Gives a legend: swatches with names, as many to a line as fit: [[name, colour or null, hatched],
-// ...]. Without a colour and unhatched it is a dashed outline, or one that is "solid", or "dots",
-// in place of hatched. Who points at a name that is known reads what it means. Gives {marks, y}
+// ...]. In place of hatched it is "dots", or without a colour an outline, "dashed" where the name
+// is of a prediction. Who points at a name that is known reads what it means. Gives {marks, y}
 // with y below.
 export function legendMarks(keys, left, y, right) {
   const marks = [];
@@ -49,7 +49,7 @@ export function legendMarks(keys, left, y, right) {
     const wide = 22 + name.length * style.letter + 12;
     if (x > left && x + wide > right) [x, y] = [left, y + style.line + 4];
     const fill = shade || undefined, hatch = look === true, dots = look === "dots";
-    const dash = !shade && !look;
+    const dash = look === "dashed";
     const edge = shade ? undefined : hatch || dots ? style.faint : style.ink;
     if (x + wide - 12 > right) x = Math.max(0, right - wide + 12); // as far left as it has to be
     marks.push(boxMark(x, y, 16, 12, { fill, edge, hatch, dots, dash, about: "" }));

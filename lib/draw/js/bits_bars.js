@@ -57,7 +57,7 @@ function formatEndMarks(format, x, spans) {
   return spans.flatMap((span) =>
     ends.map(([power, about]) => {
       const points = span.map((y) => [x(power), y]);
-      return lineMark(points, style.faint, { thick: 1.2, dash: true, about });
+      return lineMark(points, style.faint, { thick: 1.2, about });
     })
   );
 }

@@ -66,7 +66,7 @@ function precision({ mantissa }) {
   return mantissa + 1;
 }
 
-// How many significant bits a format has at each power of two, in steps: an area, or a dashed line.
+// How many significant bits a format has at each power of two, in steps: an area, or a line.
 function precisionMarks(format, { x, low, high }, height, n) {
   const { least, normal } = exponentsOf(format), shade = formatColour(n);
   const largest = Math.log2(valueOf(format, largestCode(format)));
@@ -79,7 +79,7 @@ function precisionMarks(format, { x, low, high }, height, n) {
   if (least < low) points.shift(); // it goes on beyond the edge
   const bits = plural(precision(format), "significant bit");
   const about = `${format.name}: ${bits}, fewer below ${powerText(normal)}`;
-  if (n) return [lineMark(points, shade, { thick: 2, dash: true, about })];
+  if (n) return [lineMark(points, shade, { thick: 2, about })];
   const fill = tint(shade, OWN_SHARE);
   return [areaMark(points, fill, { alpha: 1, about }), lineMark(points, shade, { thick: 2 })];
 }

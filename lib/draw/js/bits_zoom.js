@@ -35,7 +35,7 @@ export function layZoom(number, points, left, y, right) {
   if (number >= from && number <= to) {
     const at = x(number), look = { fill: style.ink, about: `the number: ${numberText(number)}` };
     const line = [[at, top + ZOOM.high], [at, top + (points.length > 1 ? ZOOM.low : ZOOM.line)]];
-    marks.push(lineMark(line, style.ink, { dash: true, thick: 1.2 }));
+    marks.push(lineMark(line, style.ink, { thick: 1.2 }));
     marks.push(boxMark(at - 4, top + ZOOM.line - 4, 8, 8, { ...look, id: "number" }));
   }
   return { marks, y: height };

@@ -62,7 +62,7 @@ function gradientMarks(data, run, i, bucket, x, w) {
 function endMarks(run, pixels) {
   const { left, top, bar, sendTop } = LANES;
   const x = left + run.backward * pixels, w = run.exposed * pixels;
-  const marks = [lineMark([[x, top], [x, sendTop + bar + 4]], style.faint, { dash: true })];
+  const marks = [lineMark([[x, top], [x, sendTop + bar + 4]], style.faint)];
   if (w <= 1) return marks;
   const about = () =>
     `backward is over, ${amount(run.exposed, "s")} of communication is not: exposed`;

@@ -152,6 +152,6 @@ function layBuckets(data, state, width, curve) {
 
 function keysOfBuckets(measured, stops, run, pixels) {
   const keys = run.exposed * pixels > 1 ? [["waiting for the last bucket", null, true]] : [];
-  if (measured) keys.push([`${measured.source}, ${inSize(stops[measured.stop])}`, null, "solid"]);
+  if (measured) keys.push([`${measured.source}, ${inSize(stops[measured.stop])}`, null, false]);
   return keys;
 }

@@ -49,7 +49,7 @@ export function layFrontier({ data, points, run, budget }, edge, left, right, y)
     ...up.ticks.flatMap((tick) => timeTick(tick, data.unit, place)),
     ...axisMarks(left, right, base, across.ticks[0], across.ticks.at(-1), "B"),
     ...goals.map(({ points, about }) =>
-      lineMark(points, style.ink, { thick: 1.2, dash: true, about })
+      lineMark(points, style.ink, { thick: 1.2, about })
     ),
     ...pointMarks(shown, place),
     ...countLabels(shown, run, place),

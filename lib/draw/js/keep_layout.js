@@ -35,7 +35,6 @@ export function layChain(data, plan, run, { longest, most, allKept, budget }, wi
     ),
     lineMark([[x(run.end), forward - 4], [x(run.end), base]], style.faint, {
       thick: 1,
-      dash: true,
       about: () => `The step ends after ${amount(run.end, data.unit)}.`,
     }),
     ...heldLevels({ most, allKept, budget }, base, right),
@@ -95,7 +94,7 @@ function heldLevels({ most, allKept, budget }, base, right) {
   const { left, tall } = KEEP, height = (bytes) => base - (bytes / most) * tall;
   const line = (bytes, name, shade) => {
     const about = `${name}: ${commas(bytes)} bytes`, y = height(bytes);
-    return lineMark([[left, y], [right, y]], shade, { thick: 1.2, dash: true, about });
+    return lineMark([[left, y], [right, y]], shade, { thick: 1.2, about });
   };
   const name = (y, text) => textMark(left - 8, y, text, { align: "right" });
   const top = height(allKept), marks = [line(allKept, "all kept", style.faint)];

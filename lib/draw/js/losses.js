@@ -27,7 +27,7 @@ export function layLosses(data, { left, right, y, isBeside }) {
   }
   let end = bottom + 2 * style.line;
   if (plain !== null) {
-    const words = `dashed: the mean of ${data.names[data.plain]}`;
+    const words = `line: the mean of ${data.names[data.plain]}`;
     for (const line of wrapText(words, right - left)) {
       marks.push(textMark(left, end, line, { fill: style.faint }));
       end += style.line;
@@ -49,12 +49,12 @@ function meanOf(losses) {
   return losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
 }
 
-// The mean of the plain optimizer: a dashed line through all rows, which leaves the texts free.
+// The mean of the plain optimizer: a line through all rows, which leaves the texts free.
 function plainMarks(x, rows, top) {
   return Array.from({ length: rows }, (_, row) => {
     const y = top + row * STATES_ROW + 18;
     const line = [[x, y - 3], [x, y + STATES_BAR + 3]];
-    return lineMark(line, style.faint, { thick: 1.5, dash: true });
+    return lineMark(line, style.faint, { thick: 1.5 });
   });
 }
 

@@ -32,7 +32,7 @@ function layCuts({ cuts, unit }, width) {
       y += STAGE_HEIGHT + STAGE_GAP;
     }
     const x = left + slowest * scale;
-    marks.push(lineMark([[x, top], [x, y - STAGE_GAP]], style.ink, { dash: true }));
+    marks.push(lineMark([[x, top], [x, y - STAGE_GAP]], style.ink));
     y += 6;
   }
   marks.push(...axisMarks(left, right, y, 0, most, unit));

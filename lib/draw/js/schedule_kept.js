@@ -26,12 +26,12 @@ export function layKept(schedule, run, { kept: place, limit, isNarrow, step }) {
   });
   if (!limit) return marks;
   const line = [[x + limit * scale, top], [x + limit * scale, bottom - 3]];
-  marks.push(lineMark(line, style.ink, { dash: true, about }));
+  marks.push(lineMark(line, style.ink, { about }));
   if (!isNarrow) marks.push(caption(x, bottom + 14 + style.line, ofLimit));
   return marks;
 }
 
-// The memory of one rank; what is over the limit is dashed.
+// The memory of one rank; what is over the limit is hatched.
 function keptMarks({ rows, stages }, run, rank, count, y, scale, x, limit) {
   const h = KEPT_HEIGHT, inside = Math.min(count, limit || count), over = count - inside;
   const own = [...new Set(rows[rank].map((code) => (code >> 2) % stages))].sort((a, b) => a - b);
@@ -42,8 +42,8 @@ function keptMarks({ rows, stages }, run, rank, count, y, scale, x, limit) {
   const more = { fill, about, id, panel: KEPT_PANEL };
   const marks = [boxMark(x, y, inside * scale, h, more)];
   if (over * scale > 0) {
-    const outline = { edge: style.ink, dash: true };
-    marks.push(boxMark(x + inside * scale, y, over * scale, h, outline));
+    const look = { edge: style.ink, hatch: true };
+    marks.push(boxMark(x + inside * scale, y, over * scale, h, look));
   }
   const text = figureText(count, ""), line = (limit || 0) * scale; // of the limit, drawn over it
   const after = count * scale + 6;

@@ -42,7 +42,7 @@ export function layRun(schedule, run, { unit, par, limit }, width, shares = [0, 
   if (run.refused) marks.push(...layWaits(run, place));
   if (par) {
     const x = zero + par * pixels, about = `the goal for the makespan: ${figureText(par, unit)}`;
-    const more = { dash: true, about, inside: true };
+    const more = { about, inside: true };
     marks.push(lineMark([[x, top - 3], [x, bottom]], style.ink, more));
   }
   marks.push(...axisMarks(left, right, bottom, begin, until, unit));

@@ -119,7 +119,7 @@ function roomMarks(places, moves) {
     const chip = Math.min(9, w / 2 - 3, h - 8), edge = style.paper;
     const from = `${sources.length > 1 ? "ranks" : "rank"} ${sources.join(", ")}`;
     const about = `comes next: ${NAMES[matrix]}, tile ${i}, ${j}, from ${from} to rank ${rank}`;
-    const look = { edge: style.ink, dash: true, about, id: `next ${key}` };
+    const look = { edge: style.ink, about, id: `next ${key}` };
     if (h < 13 && sources.length === 1) {
       return [boxMark(x + 1, y + 1, w - 2, h - 2, { ...look, edge: pieceColour(sources[0]) })];
     }

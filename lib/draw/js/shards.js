@@ -130,7 +130,7 @@ function wholeMarks(matrix, grid, all, left, top, side) {
       const stripes = ranks.map((rank, n) =>
         boxMark(x + n * stripe, y, stripe, tall, { fill: pieceColour(rank) })
       );
-      const id = `${matrix} ${i} ${j}`, none = { edge: style.faint, dash: true, about, id };
+      const id = `${matrix} ${i} ${j}`, none = { edge: style.faint, about, id };
       if (!ranks.length) return [boxMark(x + 3, y + 3, wide - 6, tall - 6, none)];
       return [...stripes, boxMark(x, y, wide, tall, { edge: style.paper, thick: 2, about, id })];
     })

@@ -141,7 +141,7 @@ function addPath(marks, timeline, { from, to, scale, x }) {
     const about = () =>
       `critical path, ${names[step.place]}: ${text}\nfor ${time(step.end - step.start)}`;
     const fill = isUnknown ? undefined : colourOf(step.op);
-    const more = { fill, edge: style.ink, dash: isUnknown, thick: 1.5, inside: true, about };
+    const more = { fill, edge: style.ink, dots: isUnknown, thick: 1.5, inside: true, about };
     marks.push(boxMark(at, y, Math.max((step.end - step.start) * scale, 0.6), h, more));
   }
 }
@@ -151,10 +151,10 @@ function trackOf({ runs, lines }, { place, start, end }) {
   return moving.length ? runs[0].track[moving[0]] : 0;
 }
 
-// Another run, dashed over the first, from where an operation stood first in its group; a sliver
-// would hide what it lies over.
+// Another run in outlines over the first, dashed where it is predicted, from where an operation
+// stood first in its group; a sliver would hide what it lies over.
 function addOutlines(marks, timeline, run, { from, to, scale, x }) {
-  const { place, names, tick, same } = timeline;
+  const { place, names, tick, same } = timeline, dash = isPredicted(run);
   for (let i = 0; i < run.n; i++) {
     const begin = run.start[i] + run.behind[i], w = (run.end[i] - begin) * scale;
     if (w < 2 || run.end[i] < from || begin > to) continue;
@@ -163,9 +163,14 @@ function addOutlines(marks, timeline, run, { from, to, scale, x }) {
     const about = () =>
       `${run.source}: ${describeEvent(run, i, names, tick)}` +
       describeDifference(timeline, same.under[i], i);
-    const more = { edge: style.ink, dash: true, inside: true, about };
+    const more = { edge: style.ink, dash, inside: true, about };
     marks.push(boxMark(x(begin), y, w, h, more));
   }
+}
+
+// Whether a run is a prediction, which alone is drawn in dashes.
+function isPredicted({ source }) {
+  return source === "predicted";
 }
 
 // The memory of each rank, under its bars.
@@ -183,7 +188,7 @@ function keysOfTimeline({ runs, shown, memory, levels }, state, waits) {
   keys.push(...levelKeys(levels.reduce((a, b) => Math.max(a, b), 0)));
   if (state.bubble) keys.push(["not computing", null, "dots"]);
   if (waits) keys.push(["waiting for others", null, true]);
-  for (const run of runs.slice(1)) keys.push([run.source, null, false]);
+  for (const run of runs.slice(1)) keys.push([run.source, null, isPredicted(run) && "dashed"]);
   for (const kind of memory?.kinds || []) keys.push([kind, shadeOfKind(kind), false]);
   return keys;
 }

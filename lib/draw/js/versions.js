@@ -38,10 +38,10 @@ function layVersions(seen, width) {
 function versionMarks([forward, backward], stage, j, column, newest) {
   const x = GRID_LEFT + j * column, y = GRID_TOP + stage * STAGE_ROW;
   const fill = tint(colourOf("forward"), 0.08 + (0.92 * forward) / newest);
-  const dash = forward !== backward, text = dash ? `${forward}|${backward}` : String(forward);
+  const differ = forward !== backward, text = differ ? `${forward}|${backward}` : String(forward);
   const about = `stage ${stage}, microbatch ${j}: forward sees version ${forward}, ` +
-    `backward ${dash ? backward : "the same"}`;
-  const more = { fill, edge: dash ? style.ink : undefined, dash, about, id: `${stage} ${j}` };
+    `backward ${differ ? backward : "the same"}`;
+  const more = { fill, edge: differ ? style.ink : undefined, about, id: `${stage} ${j}` };
   const cell = boxMark(x, y, column - 2, STAGE_ROW - 3, more);
   if (text.length * style.letter >= column) return [cell];
   const letters = { fill: lettersOn(fill), align: "middle" };

@@ -22,7 +22,7 @@ def of_ledger(ledger: Ledger, more: str = "") -> str:
 
 
 def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
-    """Return the caption of a picture of one run with another one drawn over it in dashes."""
+    """Return the caption of a picture of one run with another one in outlines over it."""
     first, second = _details(ledger), _details(over)
     here, there = ledger.meta.get("speeds"), over.meta.get("speeds")
     if here and there and _same(here, there):
@@ -31,10 +31,15 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
         second = ""
     return joined(
         f"The bars are {_phrase(ledger.source, first)}.",
-        f"The dashed outlines are {_phrase(over.source, second)}.",
+        f"The {outline(over)} outlines are {_phrase(over.source, second)}.",
         delay(ledger),
         more,
     )
+
+
+def outline(over: Ledger) -> str:
+    """Say how a run laid over another one is drawn: only a prediction is dashed."""
+    return "dashed" if over.source == "predicted" else "solid"
 
 
 def phrase(ledger: Ledger) -> str:

@@ -108,7 +108,7 @@ def _path(path: list, names: dict[int, str]) -> str:
 def _names(ledger: Ledger, over: Ledger) -> tuple[str, str]:
     """What the two runs are called."""
     if ledger.source == over.source:
-        return "this run", "the dashed one"
+        return "this run", "the one in outlines"
     return ledger.source, over.source
 
 
