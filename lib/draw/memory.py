@@ -45,13 +45,8 @@ def memory(ledgers: Ledger | Mapping[str, Ledger], *, caption: str = "") -> Pict
 
 
 def _captions(runs: Mapping[str, Ledger]) -> list[str]:
-    """What the numbers of each run are; runs of which the same is true are named together."""
-    names: dict[str, list[str]] = {}
-    for name, ledger in runs.items():
-        names.setdefault(captions.of_ledger(ledger), []).append(name)
-    alone = len(names) == 1
-    sentences_of_runs = [text if alone else f"{', '.join(of)}: {text[0].lower()}{text[1:]}"
-            for text, of in names.items()]  # fmt: skip
+    """What the numbers of each run are, and how bytes are known."""
+    sentences_of_runs = captions.of_each(runs)
     if any(ledger.source != "predicted" for ledger in runs.values()):
         sentences_of_runs.append("Bytes are counted as tensors come and go.")
     return sentences_of_runs

@@ -1,8 +1,5 @@
 """The cover of chapter 7: one pipeline that is emptied for every update above one that never is."""
 
-from dataclasses import replace
-
-from lib.course.asynchronous_pipelines.lessons import ROWS
 from lib.course.narrow import narrow, save
 from lib.draw import timeline
 from lib.ledger import Ledger
@@ -13,16 +10,16 @@ IMAGE = "stream.png"
 _CAPTION = "Below, the same four ranks without flushes."
 
 
-def side_by_side() -> Ledger:
-    """Predict twelve microbatches with flushes (rows 0 to 3) and in a stream (rows 4 to 7)."""
+def above_one_another() -> dict[str, Ledger]:
+    """Predict twelve microbatches on four ranks, with a flush after every four and in a stream."""
     costs = Costs(1e-3, 1e-3, 1e-3)
-    above = play(schedules.repeated(schedules.one_f_one_b(4, 4), 3), costs).ledger
-    below = play(schedules.pipedream(4, 12), costs).ledger
-    moved = [replace(row, rank=row.rank + 4) for row in below.where(lane="compute")]
-    rows = [*above.where(lane="compute"), *moved]
-    return Ledger(rows, source="predicted", meta=above.meta)  # which says that it is simulated
+    flushed = play(schedules.repeated(schedules.one_f_one_b(4, 4), 3), costs).ledger
+    stream = play(schedules.pipedream(4, 12), costs).ledger
+    return {
+        name: one.where(lane="compute") for name, one in (("1F1B", flushed), ("stream", stream))
+    }
 
 
 def write(path) -> None:
     """Write the picture."""
-    save(narrow(timeline(side_by_side(), caption=_CAPTION, rows=ROWS)), path)
+    save(narrow(timeline(above_one_another(), caption=_CAPTION)), path)

@@ -1,6 +1,5 @@
 """Functions that the cells of chapter 7 call: data, recordings, comparisons and measurements."""
 
-from dataclasses import replace
 from math import lcm
 from unittest import mock
 
@@ -30,10 +29,7 @@ EIGHT = [
 ]
 SMALL = GPTShape(layers=6, width=32, heads=2, sequence=16)
 FOUR_HEADS = GPTShape(layers=6, width=32, heads=4, sequence=16)  # shared by up to four ranks
-# The rows of two runs on four ranks, one above the other: with flushes and without.
-ROWS = [f"{way} {rank}" for way in ("1F1B", "stream") for rank in range(4)]
-TWO_RUNS = {
-    "rows": ROWS,
+TWO_RUNS = {  # what a picture of two recordings says of both
     "caption": "Messages and updates have 8 bytes a number, as in float64. Updates are not drawn.",
 }
 LARGE = GPTShape(layers=6, width=128, heads=4, sequence=64)
@@ -68,20 +64,10 @@ def deep_stream(stages: int, microbatches: int) -> Schedule:
     return Schedule(rows, "stream, deeper")
 
 
-def above_one_another(first: Ledger, second: Ledger) -> Ledger:
-    """Return two recordings on one clock: the ranks of the second stand below those of the first.
-
-    Only forwards and backwards are kept.
-    """
-    rows, below = [], 0
-    for recorded in (first, second):
-        work = recorded.where(lane="compute", op=["F", "B"])
-        start = min(row.start for row in work)
-        for row in work:
-            moved = {"start": row.start - start, "end": row.end - start, "rank": row.rank + below}
-            rows.append(replace(row, **moved))
-        below = max(work.ranks) + 1
-    return Ledger(rows, source=first.source, meta=first.meta)
+def above_one_another(first: Ledger, second: Ledger) -> dict[str, Ledger]:
+    """Return the forwards and backwards of two recordings by name: with flushes, and without."""
+    recorded = {"1F1B": first, "stream": second}
+    return {name: one.where(lane="compute", op=["F", "B"]) for name, one in recorded.items()}
 
 
 def for_large_layers(width: int = 8192, examples: int = 4096, microbatches: int = 12):

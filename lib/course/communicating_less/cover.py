@@ -8,7 +8,7 @@ from lib.ledger import Ledger
 from lib.predict.data.parameter_server import ServerSettings, simulate
 
 IMAGE = "communicating-less.png"
-ROWS = [f"{way} {worker}" for way in ("bulk", "free") for worker in range(3)]
+ROWS = [f"worker {worker}" for worker in range(3)] * 2
 MILLISECOND = 1e-3
 # A gradient takes 1 ms, but every twelfth takes 12 ms, at another time on each worker.
 SLOW = (11, 7, 0, 3, 5, 9)
@@ -20,22 +20,21 @@ def stragglers(bound: int | None, gradients: int = 180, many: int = 3) -> Server
     return ServerSettings(bound, gradients, TIMES[:many])
 
 
-def workers(bound: int | None, gradients: int = 36, first_row: int = 0) -> list:
-    """Return the predicted rows of the three workers, in milliseconds, without the server's."""
+def workers(bound: int | None, gradients: int = 36) -> Ledger:
+    """Predict three workers, in milliseconds, without the server."""
     times = tuple(tuple(t * MILLISECOND for t in one) for one in TIMES[:3])
     settings = replace(stragglers(bound, gradients), compute_times=times)
-    rows = simulate(settings).ledger
-    kept = [row for row in rows if row.rank and row.end - row.start > 1e-9]
-    return [replace(row, rank=row.rank - 1 + first_row) for row in kept]
-
-
-def side_by_side() -> Ledger:
-    """Predict bulk-synchronous workers (rows 0 to 2) and asynchronous ones (rows 3 to 5)."""
+    seen = (row for row in simulate(settings).ledger if row.rank and row.end - row.start > 1e-9)
+    rows = [replace(row, members=()) for row in seen]  # the server has no row
     formula = "by a simulated server, with invented times; messages and updates take none"
-    rows = [*workers(0), *workers(None, first_row=3)]
     return Ledger(rows, source="predicted", meta={"formula": formula})
+
+
+def above_one_another() -> dict[str, Ledger]:
+    """Predict workers that wait for each other in every round, and workers that never wait."""
+    return {"bulk-synchronous": workers(0), "asynchronous": workers(None)}
 
 
 def write(path) -> None:
     """Write the picture."""
-    save(narrow(timeline(side_by_side(), rows=ROWS)), path)
+    save(narrow(timeline(above_one_another(), rows=ROWS)), path)

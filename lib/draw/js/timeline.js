@@ -71,8 +71,18 @@ function eventsStatus(timeline, moment) {
     const text = [names.join(" and ") || "idle", bytes].filter(Boolean).join(", ");
     placesByText.set(text, [...(placesByText.get(text) || []), i]);
   });
-  const who = timeline.isNamed
-    ? (places) => places.map((i) => timeline.names[i]).join(", ")
-    : (places) => ranksInWords(places.map((i) => ranks[i]));
-  return [...placesByText].map(([text, places]) => `${who(places)}: ${text}`).join("; ");
+  return [...placesByText]
+    .map(([text, places]) => `${placesInWords(timeline, places)}: ${text}`)
+    .join("; ");
+}
+
+// Names rows: "ranks 0 to 3", or by program: "GPipe, rank 0, rank 1 and 1F1B, rank 0".
+function placesInWords({ isNamed, names, labels, groups, programs, ranks }, places) {
+  if (!isNamed) return ranksInWords(places.map((i) => ranks[i]));
+  if (!groups) return places.map((i) => names[i]).join(", ");
+  const own = programs.map((all) => all.filter((i) => places.includes(i)));
+  return own
+    .map((here, n) => here.length && [groups[n][0], ...here.map((i) => labels[i])].join(", "))
+    .filter(Boolean)
+    .join(" and ");
 }

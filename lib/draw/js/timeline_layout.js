@@ -9,6 +9,7 @@ import { amount } from "./numbers.js";
 const TIMELINE_EDGE = 14, TIMELINE_TOP = 8; // px around a timeline
 const BAR_HEIGHT = 18, RANK_GAP = 9; // px of a rank: what it computes, and paper below
 const STACK_HEIGHT = 40; // px of what memory holds, under the bars of its rank
+const GROUP_HEAD = 24; // px of a program's name above its ranks
 const COMM_HEIGHTS = [16, 13, 8, 6]; // px of a line of communication, by how many a rank needs
 
 // Grey alone would look like what is computed and has no colour of its own.
@@ -17,19 +18,24 @@ const IDLE_LOOK = { dots: true, edge: style.faint };
 // Reads the data of a timeline once: what follows from them at any width and zoom.
 export function readTimeline(data) {
   const runs = data.runs.map(eventsOf), lines = lanesOf(runs[0]);
+  const names = data.names || data.ranks.map((rank) => `rank ${rank}`);
+  const labels = data.groups ? data.groups.flatMap(([, own]) => own) : names;
+  const stacks = data.memory ? stacksOf(data.memory) : [];
   return {
     ...data,
     runs,
     lines,
     isNamed: Boolean(data.names),
-    names: data.names || data.ranks.map((rank) => `rank ${rank}`),
-    place: rowPlaces(data),
+    names,
+    labels,
+    programs: groupsOf(data),
+    place: rowPlaces(data, labels),
     colours: runs[0].ops.map(opColours),
     levels: stageLevels(runs[0]),
     steps: stepsOf(data),
-    gaps: gapsOf(runs[0], lines, data.ranks),
+    gaps: groupsOf(data).flatMap((places) => gapsOf(runs[0], lines, places)),
     same: sameEvents(data, runs),
-    stacks: data.memory ? stacksOf(data.memory) : [],
+    stacks: stacks.map((one) => ({ ...one, name: names[data.ranks.indexOf(one.rank)] })),
     shown: namesByColour(runs[0]),
     time: (ticks) => amount(ticks * data.tick, "s"),
   };
@@ -37,12 +43,13 @@ export function readTimeline(data) {
 
 // Lays a timeline out; gives {marks, height, clip}.
 export function layTimeline(timeline, state, width) {
-  const { names, runs, place, tick } = timeline;
+  const { labels, runs, place, tick } = timeline;
   const view = viewOf(timeline, state, width);
-  const marks = names.map((name, i) => {
+  const marks = labels.map((label, i) => {
     const middle = place.y(i, 0, 0) + BAR_HEIGHT / 2;
-    return textMark(place.left - 8, middle, name, { align: "right" });
+    return textMark(place.left - 8, middle, label, { align: "right" });
   });
+  marks.push(...place.heads.map(({ name, y }) => textMark(4, y, name)));
   const isPath = Boolean(state.path && timeline.steps);
   if (state.bubble) addGaps(marks, timeline, view);
   const { texts, waits } = addBars(marks, timeline, isPath, view);
@@ -132,7 +139,7 @@ function addPath(marks, timeline, { from, to, scale, x }) {
     const isComm = step.lane === 1, isUnknown = step.lane === 2;
     const y = place.y(step.place, Number(isComm), isComm ? trackOf(timeline, step) : 0);
     const h = isComm ? place.comm : BAR_HEIGHT, middle = y + h / 2, at = x(step.start);
-    if (last && last.place !== step.place) {
+    if (last && last.place !== step.place && !step.isFirst) {
       marks.push(lineMark([[at, last.y], [at, middle]], style.ink, { inside: true }));
     }
     last = { place: step.place, y: middle };
@@ -224,20 +231,31 @@ function describeDifference({ runs: [one, other], said, time }, first, second) {
   return `\n${said.names.join(" against ")}: ${parts.join(", ") || "the same"}`;
 }
 
-// Where the lines of each rank lie.
-function rowPlaces({ ranks, names, tracks, memory }) {
+// The places of each program's ranks, from the top.
+function groupsOf({ groups, ranks }) {
+  const all = ranks.map((_, place) => place);
+  let from = 0;
+  return groups ? groups.map(([, own]) => all.slice(from, (from += own.length))) : [all];
+}
+
+// Where the lines of each rank lie, and above those of each program its name.
+function rowPlaces(data, labels) {
+  const { ranks, groups, names, tracks, memory } = data;
   const comm = COMM_HEIGHTS[Math.max(tracks, 1) - 1];
   const bars = BAR_HEIGHT + tracks * (comm + 1) - (tracks > 0 ? 1 : 0);
   const rank = bars + (memory ? PEAK_BAND + STACK_HEIGHT : 0) + RANK_GAP;
   const digits = String(Math.max(...ranks)).length, letters = (name) => name.length * style.letter;
-  const wide = names ? 14 + Math.max(...names.map(letters)) : 62 + 8 * Math.max(0, digits - 2);
+  const wide = names ? 14 + Math.max(...labels.map(letters)) : 62 + 8 * Math.max(0, digits - 2);
+  const above = groupsOf(data).flatMap((own, n) => own.map(() => (groups ? n + 1 : 0)));
+  const top = (place) => TIMELINE_TOP + place * rank + above[place] * GROUP_HEAD;
+  const firsts = groups ? groupsOf(data).map(([place]) => place) : [];
   return {
     comm,
     left: wide,
-    bottom: TIMELINE_TOP + ranks.length * rank,
-    stack: (place) => TIMELINE_TOP + place * rank + bars + PEAK_BAND,
-    y: (place, lane, track) =>
-      TIMELINE_TOP + place * rank + lane * (BAR_HEIGHT + 1 + track * (comm + 1)),
+    bottom: top(ranks.length - 1) + rank,
+    heads: firsts.map((place, n) => ({ name: groups[n][0], y: top(place) - GROUP_HEAD / 2 - 2 })),
+    stack: (place) => top(place) + bars + PEAK_BAND,
+    y: (place, lane, track) => top(place) + lane * (BAR_HEIGHT + 1 + track * (comm + 1)),
   };
 }
 
@@ -264,17 +282,21 @@ function stageLevels({ n, place, lane, stage }) {
   });
 }
 
-// The steps of the critical path, each with its place, or null where none travelled: one begins
-// where the one before it ends.
-function stepsOf({ path, ranks }) {
-  if (!path) return null;
+// The steps of each program's critical path, or null where none travelled.
+function stepsOf({ path, paths, ranks }) {
+  const all = paths || (path ? [path] : null);
+  return all && all.flatMap((one) => stepsOfPath(one, ranks));
+}
+
+// The steps of a path, each with its place: one begins where the one before it ends.
+function stepsOfPath(path, ranks) {
   const names = ["op", "rank", "lane", "length"];
   const [op, rank, lane, length] = names.map((name) => columnOf(path[name], path.n));
   let start = path.begin;
   return length.map((long, i) => {
     const step = { op: path.ops[op[i]], place: ranks.indexOf(rank[i]), lane: lane[i] };
     const end = start + long;
-    Object.assign(step, { start, end });
+    Object.assign(step, { start, end, isFirst: !i });
     start = end;
     return step;
   });
@@ -286,11 +308,13 @@ function sameEvents({ pairs }, runs) {
   return { under, above: new Map(under.map((first, i) => [first, i])) };
 }
 
-// [place, from, to] of all times, from the first event to the last, in which a rank computes
-// nothing.
-function gapsOf(events, lines, ranks) {
-  const begin = Math.min(...events.start), span = Math.max(...events.end), gaps = [];
-  ranks.forEach((_, i) => {
+// [place, from, to] of all times, from the first event at these places to the last, in which a rank
+// computes nothing.
+function gapsOf(events, lines, places) {
+  const isHere = (_, i) => places.includes(events.place[i]);
+  const begin = Math.min(...events.start.filter(isHere)), gaps = [];
+  const span = Math.max(...events.end.filter(isHere));
+  places.forEach((i) => {
     const line = lines.get(2 * i);
     let until = begin;
     for (let e = line ? line.from : 0; e < (line ? line.to : 0); e++) {

@@ -5,6 +5,7 @@ Captions hold figures of links and devices, so they travel as data and not in th
 """
 
 import re
+from collections.abc import Mapping
 
 from lib.draw.parts import style
 from lib.ledger import Ledger
@@ -35,6 +36,16 @@ def of_two(ledger: Ledger, over: Ledger, more: str = "") -> str:
         delay(ledger),
         more,
     )
+
+
+def of_each(runs: Mapping[str, Ledger]) -> list[str]:
+    """Return what the numbers of each run are; where the same is true of runs, it is said once."""
+    names: dict[str, list[str]] = {}
+    for name, ledger in runs.items():
+        names.setdefault(of_ledger(ledger), []).append(name)
+    if len(names) == 1:
+        return list(names)
+    return [f"{', '.join(of)}: {text[0].lower()}{text[1:]}" for text, of in names.items()]
 
 
 def outline(over: Ledger) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lib.draw.parts.words import in_words
+from lib.draw.timelines.programs import Program
 from lib.draw.timelines.thinning import thinned
 from lib.ledger import Ledger
 from lib.ledger.columns import keys, take
@@ -63,10 +64,11 @@ class Read:
     slot: float = 0.0  # events shorter than this (s) were put together; 0.0: none
 
 
-def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
+def read(ledger: Ledger, ranks, zero: float, most: int = MOST, names=None) -> Read:
     """Read what `ranks` computed and communicated, on a clock that starts at `zero`.
 
-    Raises ValueError where a rank would compute two things at once that do not nest.
+    `names` are what ranks are called, where they are not "rank 0". Raises ValueError where a rank
+    would compute two things at once that do not nest.
     """
     inside = ledger.columns["lane"].mask(LANES.__contains__)
     at = np.flatnonzero(inside & np.isin(ledger.columns["rank"], ranks))
@@ -78,7 +80,14 @@ def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
     order = np.lexsort((-end, start, lane, place))
     ordered = {name: take(column, order) for name, column in columns.items()}
     place, lane, start, end = (column[order] for column in (place, lane, start, end))
-    _refuse_crossing(place, lane, start, end, ordered, list(ranks))
+    _refuse_crossing(
+        place,
+        lane,
+        start,
+        end,
+        ordered,
+        [(names or {}).get(rank, f"rank {rank}") for rank in ranks],
+    )
     behind = _behind(ordered, place, lane, start, end)
     waiting = take(shown.column("waiting"), order)
     words = {name: ordered[name] for name in ("op", "group", "note")}
@@ -98,7 +107,7 @@ def read(ledger: Ledger, ranks, zero: float, most: int = MOST) -> Read:
     return found
 
 
-def _refuse_crossing(place, lane, start, end, columns, ranks) -> None:
+def _refuse_crossing(place, lane, start, end, columns, names) -> None:
     """A rank does one thing at a time; a span may lie inside another, but not across its end."""
     at = np.flatnonzero(lane == 0)
     if len(at) < 2:
@@ -113,10 +122,11 @@ def _refuse_crossing(place, lane, start, end, columns, ranks) -> None:
             open_.pop()
         if open_ and end[i] > end[open_[-1]] + slack:
             one, other = (int(at[j]) for j in (open_[-1], i))
-            names = [take(columns["op"], [j]).tolist()[0] for j in (one, other)]
+            ops = [take(columns["op"], [j]).tolist()[0] for j in (one, other)]
+            who = names[place[i]]
             raise ValueError(
-                f"Rank {ranks[place[i]]} computes two things at once: {names[0]} until "
-                f"{end[open_[-1]]:.9g} s, and {names[1]} from {start[i]:.9g} s to {end[i]:.9g} s. "
+                f"{who[0].upper()}{who[1:]} computes two things at once: {ops[0]} until "
+                f"{end[open_[-1]]:.9g} s, and {ops[1]} from {start[i]:.9g} s to {end[i]:.9g} s. "
                 "Spans follow one another or lie inside one another: correct these rows."
             )
         open_.append(i)
@@ -173,7 +183,9 @@ def _tracks(events: Events) -> np.ndarray:
     return np.minimum(track, 3)
 
 
-def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], list[str]]:
+def chosen_ranks(
+    ledger: Ledger, over: Ledger | None, programs: list[Program]
+) -> tuple[list[int], list[str]]:
     """Return the ranks to draw, and in words those that one of the two lacks or that no one has."""
     ranks = list(ledger.ranks)
     if len(ranks) > RANKS:
@@ -189,8 +201,10 @@ def chosen_ranks(ledger: Ledger, over: Ledger | None) -> tuple[list[int], list[s
             said.append(f"{in_words(only)}: {over.source} rows only, not drawn")
         if none:
             said.append(f"{in_words(none)}: no {over.source} rows")
-    members = {rank for row in ledger.columns["members"].words for rank in row}
-    missing = sorted(members - set(ranks))
-    if missing:
-        said.append(f"{in_words(missing)}: named by a group, and without a row")
+    for one in programs:
+        members = {rank for row in one.ledger.columns["members"].words for rank in row}
+        missing = sorted(members - set(one.ledger.ranks))
+        if missing:
+            whose = f"{one.name}, " * bool(one.name)
+            said.append(f"{whose}{in_words(missing)}: named by a group, and without a row")
     return ranks, said

@@ -13,6 +13,7 @@ from lib.draw.parts.words import named
 from lib.draw.timelines.compare import Difference
 from lib.draw.timelines.critical_path import bubble, critical_path
 from lib.draw.timelines.events import Read
+from lib.draw.timelines.programs import Program
 from lib.ledger import Ledger
 
 STEPS = 2_000  # of a critical path that are kept
@@ -20,17 +21,19 @@ SMALL = 0.01  # of an operation's time: a smaller difference is not named
 
 
 def data_of(
-    ledger: Ledger, over: Ledger | None, shown: list[Read], tick: float, found: Difference | None,
-    names: dict[int, str],
+    programs: list[Program], over: Ledger | None, shown: list[Read], tick: float,
+    found: Difference | None, names: dict[int, str],
 ) -> dict:  # fmt: skip
     """Everything that js/timeline.js draws and says, but for the places of ranks.
 
-    `names` are what ranks are called, where they have other names than "rank 0".
+    `names` are what ranks are called.
     """
-    names = {rank: f"rank {rank}" for rank in ledger.ranks} | names
-    idle, path = bubble(ledger), critical_path(ledger)
-    by_name = {names[rank]: part for rank, part in idle.by_rank.items()}
-    said = {"bubble": _bubble(idle.share, by_name), "path": _path(path, names)}
+    paths = [critical_path(one.ledger) for one in programs]
+    said = {
+        "bubble": "\n".join(map(_bubble, programs)),
+        "path": "\n".join(map(_path, programs, paths)),
+    }
+    ledger = programs[0].ledger
     if over is not None:
         said["names"] = _names(ledger, over)
     if any(one.slot for one in shown):
@@ -40,12 +43,13 @@ def data_of(
         data["heading"] = _difference(ledger, over, found)
     if over is not None and not any(one.slot for one in shown):
         data["pairs"] = _pairs(shown, found.pairs)
-    if len(path) <= STEPS:
-        data["path"] = _steps(path, tick)
+    if sum(map(len, paths)) <= STEPS:
+        steps = [_steps(path, tick, one.first) for path, one in zip(paths, programs)]
+        data |= {"paths": steps} if programs[0].name else {"path": steps[0]}
     return data
 
 
-def _steps(path: list, tick: float) -> dict:
+def _steps(path: list, tick: float, first: int) -> dict:
     """The steps of a critical path: each begins where the one before it ends."""
     ops, lanes = sorted({step.op for step in path}), ("compute", "comm", "idle")
     end = whole(np.array([step.end for step in path]), tick)
@@ -53,7 +57,7 @@ def _steps(path: list, tick: float) -> dict:
     return {
         "n": len(path), "ops": ops, "begin": begin, "length": column(np.diff(end, prepend=begin)),
         "op": column(np.array([ops.index(step.op) for step in path])),
-        "rank": column(np.array([step.rank for step in path])),
+        "rank": column(np.array([first + step.rank for step in path])),
         "lane": column(np.array([lanes.index(step.lane) for step in path])),
     }  # fmt: skip
 
@@ -85,13 +89,18 @@ def _pairs(shown: list[Read], same: np.ndarray):
     return column(place[same[shown[1].rows]] - np.arange(len(shown[1].rows)))
 
 
-def _bubble(share: float, by_name: dict[str, float]) -> str:
-    ranks = ", ".join(f"{name} {part:.1%}" for name, part in by_name.items())
-    return f"Bubble: {share:.1%} of all ranks' time is idle, which means not computing ({ranks})."
+def _bubble(program: Program) -> str:
+    idle, of = bubble(program.ledger), f" of {program.name}" * bool(program.name)
+    parts = zip(program.labels, idle.by_rank.values())
+    ranks = ", ".join(f"{label} {part:.1%}" for label, part in parts)
+    return (
+        f"Bubble{of}: {idle.share:.1%} of all ranks' time is idle, which means not computing "
+        f"({ranks})."
+    )
 
 
-def _path(path: list, names: dict[int, str]) -> str:
-    spent, ranks = Counter(), Counter()
+def _path(program: Program, path: list) -> str:
+    spent, ranks, of = Counter(), Counter(), f" of {program.name}" * bool(program.name)
     for step in path:
         what = {"compute": step.op, "comm": f"{step.op} moving", "idle": "not explained"}[step.lane]
         spent[what] += step.end - step.start
@@ -99,9 +108,10 @@ def _path(path: list, names: dict[int, str]) -> str:
     parts = ", ".join(f"{what} {style.amount(s, 's')}" for what, s in spent.most_common())
     rank, most = ranks.most_common(1)[0]
     share = most / (sum(ranks.values()) or 1.0)
+    label = program.labels[program.ledger.ranks.index(rank)]
     return (
-        f"Critical path, the chain of steps that the end had to wait for: {parts}; "
-        f"{share:.0%} of it on {names[rank]}."
+        f"Critical path{of}, the chain of steps that the end had to wait for: {parts}; "
+        f"{share:.0%} of it on {label}."
     )
 
 

@@ -258,10 +258,10 @@ def test_recordings_stand_above_one_another(world):
     schedule = schedules.pipedream(4, 12)
     recorded = [world.record(on_ranks, "stashing", 1, 0.05, 0) for _ in range(2)]
     both = lessons.above_one_another(*recorded)
-    assert list(both.ranks) == list(range(8)) and set(both.column("op")) == {"F", "B"}
-    assert len(both) == 2 * 2 * 4 * schedule.microbatches
-    for ranks in (range(4), range(4, 8)):
-        assert min(row.start for row in both.where(rank=list(ranks))) == 0.0
+    assert list(both) == ["1F1B", "stream"]
+    for one in both.values():
+        assert one.ranks == (0, 1, 2, 3) and set(one.column("op")) == {"F", "B"}
+        assert len(one) == 2 * 4 * schedule.microbatches
 
 
 def test_the_updates_before_each_forward_are_counted():

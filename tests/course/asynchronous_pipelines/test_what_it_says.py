@@ -14,7 +14,7 @@ from PIL import Image
 
 from lib.course.asynchronous_pipelines import cover, learning, lessons
 from lib.course.asynchronous_pipelines import exercises as chapter
-from lib.draw.parts.captions import of_ledger
+from lib.draw.parts.captions import of_each
 from lib.parallel.pipeline import MixedPipeline
 from lib.predict.pipeline import schedules
 from lib.predict.pipeline.cuts import Partition, with_replicas
@@ -52,11 +52,11 @@ def test_the_numbers_of_the_prose(cells):
     text = "\n".join(c.source for c in cells)
     assert "They finish after 45 ms instead of 63" in text
     (table,) = [c.source for c in cells if c.source.startswith("# Asynchronous")]
-    assert "`1F1B`" in table and "`stream`" in table and len(cover.ROWS) == 8
-    rows = cover.side_by_side()
-    ends = [max(r.end for r in rows.where(rank=ranks)) for ranks in ([0, 1, 2, 3], [4, 5, 6, 7])]
-    assert ends == pytest.approx([63e-3, 45e-3])
-    assert of_ledger(rows).startswith("Predicted by simulating the schedule")  # not by a formula
+    both = cover.above_one_another()
+    assert "`1F1B`" in table and "`stream`" in table and list(both) == ["1F1B", "stream"]
+    assert [one.makespan for one in both.values()] == pytest.approx([63e-3, 45e-3])
+    assert len(of_each(both)) == 1  # and not by a formula
+    assert of_each(both)[0].startswith("Predicted by simulating the schedule")
 
 
 def test_what_streams_take_beside_zero_bubble_schedules(cells):

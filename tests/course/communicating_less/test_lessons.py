@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lib.course.communicating_less import costs, lessons
-from lib.course.communicating_less.cover import side_by_side
+from lib.course.communicating_less.cover import above_one_another
 from lib.course.narrow import WIDTH
 from lib.parallel.data import PowerSGD, Sign, TopK
 from tests.course.stored_chapter import main_path, stored_chapter
@@ -21,12 +21,13 @@ def test_the_first_picture_is_what_the_cover_draws():
     notebook = stored_chapter("02-communicating-less")
     (name,) = re.findall(r"!\[[^\]]+\]\((images/[\w-]+\.png)\)", notebook.cells[0].source)
     assert Image.open(ROOT / "chapters" / name).size[0] == 2 * WIDTH
-    ledger = side_by_side()
-    assert ledger.ranks == tuple(range(6)) and ledger.source == "predicted"
-    ends = [max(row.end for row in ledger if (row.rank < 3) == wait) for wait in (True, False)]
-    assert ends[0] == pytest.approx(0.045) and ends[1] == pytest.approx(0.023)
-    waits = [ledger.where(lane="wait", rank=r).column("seconds").sum() for r in range(6)]
-    assert min(waits[:3]) > 0.02 and max(waits[3:]) < 0.001
+    one, other = above_one_another().values()
+    assert one.ranks == other.ranks == (1, 2, 3) and one.source == other.source == "predicted"
+    assert one.column("end").max() == pytest.approx(0.045)
+    assert other.column("end").max() == pytest.approx(0.023)
+    one, other = ([run.where(lane="wait", rank=r).column("seconds").sum() for r in run.ranks]
+                  for run in (one, other))  # fmt: skip
+    assert min(one) > 0.02 and max(other) < 0.001
 
 
 def test_the_main_path_is_short():
