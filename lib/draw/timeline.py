@@ -56,12 +56,8 @@ def timeline(ledger: Ledger | Mapping[str, Ledger], over: Ledger | None = None, 
              for one, m in zip((ledger, over), most)]  # fmt: skip
     tick = tick_of(span, sum(len(one.events) for one in shown))
     difference = compare(ledger, over) if over is not None else None
-    data = data_of(programs, over, shown, tick, difference, names)
+    data = data_of(programs, over, shown, tick, difference)
     data |= {"ranks": ranks, "span": max(1, round(span / tick)), "tracks": _tracks(shown)}
-    if rows or programs[0].name:
-        data["names"] = list(names.values())
-    if programs[0].name:
-        data["groups"] = [[one.name, one.labels] for one in programs]
     each = captions.of_each({one.name: one.ledger for one in programs})
     data["caption"] = (captions.joined(*each, caption) if over is None
                        else captions.of_two(ledger, over, caption))  # fmt: skip
@@ -76,13 +72,8 @@ def timeline(ledger: Ledger | Mapping[str, Ledger], over: Ledger | None = None, 
         odd += [f"{in_words(programs, who)}: {text}" for who, text in peaks(held)]
         if sum(len(stack.time) for stack in held) < len(ledger.where(lane="memory")):
             thin.append(f"{STATES:,} moments of memory; every peak is kept")
-    lines = [f"{in_words(programs, who)}: {text}" for text, who in _stories(ledger).items()]
-    lines += [*odd, *(f"thinned: at most {what}" for what in thin)]
-    if over is not None:
-        lines.append(f"{captions.outline(over)}: {over.source}")
-    sources = ", ".join(dict.fromkeys(one.ledger.source for one in programs))
-    story = [f"timeline, {sources}: a row a rank, time to the right", *(f"  {x}" for x in lines)]
-    return Picture("\n".join(story), ("timeline", data))
+    odd += [f"thinned: at most {what}" for what in thin]
+    return Picture(_story(programs, ledger, over, odd), ("timeline", data))
 
 
 def _tracks(shown: list[Read]) -> int:
@@ -90,6 +81,16 @@ def _tracks(shown: list[Read]) -> int:
     tracks = [int(one.events.track.max(initial=-1)) + 1 for one in shown
               if (one.events.lane == 1).any()]  # fmt: skip
     return max(tracks, default=0)
+
+
+def _story(programs, ledger: Ledger, over: Ledger | None, odd: list[str]) -> str:
+    """The picture in words; `odd` are lines on what is not as one would expect."""
+    sources = ", ".join(dict.fromkeys(one.ledger.source for one in programs))
+    lines = [f"{in_words(programs, who)}: {text}" for text, who in _stories(ledger).items()] + odd
+    if over is not None:
+        lines.append(f"{captions.outline(over)}: {over.source}")
+    first = f"timeline, {sources}: a row a rank, time to the right"
+    return "\n".join([first, *(f"  {line}" for line in lines)])
 
 
 def _stories(ledger: Ledger) -> dict[str, list[int]]:

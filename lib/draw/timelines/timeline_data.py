@@ -22,18 +22,16 @@ SMALL = 0.01  # of an operation's time: a smaller difference is not named
 
 def data_of(
     programs: list[Program], over: Ledger | None, shown: list[Read], tick: float,
-    found: Difference | None, names: dict[int, str],
+    found: Difference | None,
 ) -> dict:  # fmt: skip
-    """Everything that js/timeline.js draws and says, but for the places of ranks.
-
-    `names` are what ranks are called.
-    """
+    """Everything that js/timeline.js draws and says, but for the places of ranks."""
     paths = [critical_path(one.ledger) for one in programs]
     said = {
         "bubble": "\n".join(map(_bubble, programs)),
         "path": "\n".join(map(_path, programs, paths)),
     }
-    ledger = programs[0].ledger
+    first = programs[0]
+    ledger = first.ledger
     if over is not None:
         said["names"] = _names(ledger, over)
     if any(one.slot for one in shown):
@@ -45,7 +43,11 @@ def data_of(
         data["pairs"] = _pairs(shown, found.pairs)
     if sum(map(len, paths)) <= STEPS:
         steps = [_steps(path, tick, one.first) for path, one in zip(paths, programs)]
-        data |= {"paths": steps} if programs[0].name else {"path": steps[0]}
+        data |= {"paths": steps} if first.name else {"path": steps[0]}
+    if first.name or first.rows:
+        data["names"] = [name for one in programs for name in one.names().values()]
+    if first.name:
+        data["groups"] = [[one.name, one.labels] for one in programs]
     return data
 
 
