@@ -7,6 +7,7 @@ from lib.predict.tensor.where_each_wins import (
     Winner,
     layer_seconds,
     replicated_seconds,
+    square_over_hosts,
     where_each_wins,
 )
 
@@ -77,14 +78,17 @@ def hosts_beside_grids() -> dict[str, dict[int, float]]:
     The first line is 1D over NVLink 4 in each of 8 hosts, with an eighth of the 64 samples, and
     then an all_reduce of the gradients over InfiniBand NDR. The next two are its backward pass and
     this all_reduce alone, and the fourth hides as much of one under the other as is possible at
-    best. The others are the fastest grid of 64 ranks, all joined by links of one kind.
+    best. The fifth is a square whose rows are the hosts. The last two are the fastest grid of 64
+    ranks, all joined by links of one kind.
     """
     inside, between = (roofline.speeds("H100", link) for link in ("NVLink4", "InfiniBand NDR"))
     names = ("1D × data", "  backward", "  all_reduce", "  overlapped")
-    lines = {name: {} for name in (*names, "grid, InfiniBand", "grid, NVLink 4")}
+    grids = ("8×8 over hosts", "grid, InfiniBand", "grid, NVLink 4")
+    lines = {name: {} for name in (*names, *grids)}
     for width in LARGE_WIDTHS:
         host = replicated_seconds(64, width, inside, between)[8, 8]
         times = [host.exposed, host.backward, host.sums, host.overlapped]
+        times.append(square_over_hosts(8, width, inside, between))
         for link in (between, inside):
             found = layer_seconds(64, width, link)
             times.append(min(time for name, time in found.items() if name != "1D"))

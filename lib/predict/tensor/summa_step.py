@@ -6,10 +6,11 @@ All ranks do the same at the same time, so one rank's clock says it all. Collect
 products. A GPU has one bandwidth in total, so the collectives of both axes travel in turn over one
 link. With `own_links` each axis has a link of that bandwidth to itself, and only the collectives of
 one axis take turns. Slow motion does this, because there each group has a lane of its own
-(lib/ranks/slow/comm_lanes.py). In each product a step's tiles are needed before it is multiplied.
-With overlap they travel during the step before, and a product of q equal steps takes, with m for
-the product of a step and b for its broadcasts, which is the sum of their times on one link and the
-longer of them on two,
+(lib/ranks/slow/comm_lanes.py). Where each row of ranks is a host, x and dx travel inside of it, and
+W and dW over the link `between` hosts. In each product a step's tiles are needed before it is
+multiplied. With overlap they travel during the step before, and a product of q equal steps takes,
+with m for the product of a step and b for its broadcasts, which is the sum of their times on one
+link and the longer of them on two,
 
     without overlap  q·(b + m)            with overlap  b + (q - 1)·max(b, m) + m
 
@@ -40,7 +41,7 @@ class Summa:
 
     def __init__(
         self, rows, inputs, outputs, side, speeds, overlap=True, itemsize=4, own_links=False,
-        depth=1,
+        depth=1, between=None,
     ):  # fmt: skip
         q = self.side = whole(side, "The side of a grid")
         self.ranks = {"row": q, "column": q, "depth": whole(depth, "The depth of a grid")}
@@ -49,8 +50,10 @@ class Summa:
             equal_share(count, q, f"The product has {{}} {name}") for name, count in names.items()
         ]
         self.speeds, self.overlap, self.itemsize = speeds, overlap, whole(itemsize, "itemsize")
+        self.speeds_of = {"row": between or speeds}  # the other axes have the link of `speeds`
         self.clock, self.events = 0.0, []
-        self.link_of = {axis: axis if own_links else "shared" for axis in self.ranks}
+        has_own = own_links or between is not None
+        self.link_of = {axis: axis if has_own else "shared" for axis in self.ranks}
         self.free = dict.fromkeys(self.link_of.values(), 0.0)  # when each link is free, in s
         self.count = dict.fromkeys(self.link_of, 0)
 
@@ -115,10 +118,14 @@ class Summa:
         nbytes = numel * self.itemsize
         link = self.link_of[axis]
         start = max(self.clock, self.free[link])
-        end = self.free[link] = start + self.speeds.moving(op, self.ranks[axis], nbytes)
+        end = self.free[link] = start + self._moving(op, axis, nbytes)
         self.events.append(Event("comm", op, axis, self.clock, end, nbytes, self.count[axis]))
         self.count[axis] += 1
         return self.events[-1]
+
+    def _moving(self, op: str, axis: str, nbytes: int) -> float:
+        speeds = self.speeds_of.get(axis, self.speeds)
+        return speeds.moving(op, self.ranks[axis], nbytes)
 
     def wait(self, flight: Event) -> None:
         """Wait until a collective has ended."""

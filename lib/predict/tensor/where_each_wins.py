@@ -170,8 +170,25 @@ def _in_one_dimension(ranks, tokens, layers, speeds, itemsize) -> tuple[float, f
     return forward, backward
 
 
-def _on_squares(grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links) -> float:
-    rows, more = tokens // grid.depth, {"itemsize": itemsize, "own_links": own_links}
+def square_over_hosts(
+    side: int, width: int, inside, between, batch: int = 64, sequence: int = 2048,
+    itemsize: int = 2,
+) -> float:  # fmt: skip
+    """Return the seconds of a layer on a square of which each row of ranks is a host.
+
+    Tiles of activations, which are the larger ones, travel along a row over the link of `inside`,
+    and tiles of weights and of their gradients along a column over that of `between`.
+    """
+    grid, tokens = RankGrid("2d", whole(side, "The side of a grid")), batch * sequence
+    more = {"itemsize": itemsize, "own_links": True, "between": between}
+    return sum(_on_squares(grid, tokens, *io, inside, **more) for io in _layers(width))
+
+
+def _on_squares(
+    grid: RankGrid, tokens, inputs, outputs, speeds, itemsize, own_links, between=None
+) -> float:
+    rows = tokens // grid.depth
+    more = {"itemsize": itemsize, "own_links": own_links, "between": between}
     play = Summa(rows, inputs, outputs, grid.side, speeds, depth=grid.depth, **more)
     play.forward(bias=False)
     return play.backward(bias=False)

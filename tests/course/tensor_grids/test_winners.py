@@ -218,7 +218,7 @@ def test_the_winners_have_the_sides_that_the_text_names(notebook):
 
 def test_hosts_of_eight_beside_grids(notebook):
     lines, stored = winners.hosts_beside_grids(), shown(notebook, "winners.real_hosts")
-    hosts, backward, sums, over, slow, fast = (list(line.values()) for line in lines.values())
+    hosts, backward, sums, over, square, slow, fast = (list(s.values()) for s in lines.values())
     assert winners.real_hosts() in stored and every(len(s) <= 45 for s in stored.splitlines())
     ratios, text = [grid / host for grid, host in zip(slow, hosts)], text_of(notebook, "host0002")
     told = re.search(r"is ([\d.]+) to ([\d.]+) times as fast", text)
@@ -233,7 +233,13 @@ def test_hosts_of_eight_beside_grids(notebook):
     assert [hidden < grid for hidden, grid in zip(over, fast)] == [True, True, True, False]
     assert [moved > back for moved, back in zip(sums, backward)] == [False, True, True, True]
     pairs = re.findall(r"\(([\d.]+) and ([\d.]+) ms\)", text)
-    assert pairs == [(f"{1e3 * over[n]:.1f}", f"{1e3 * fast[n]:.1f}") for n in (2, 3)]
+    compared = [(hosts, square, 2), (hosts, square, 3), (over, fast, 2), (over, fast, 3)]
+    assert pairs == [(f"{1e3 * a[n]:.1f}", f"{1e3 * b[n]:.1f}") for a, b, n in compared]
+    # the square over hosts wins where nothing of the all_reduce is hidden and products are long
+    assert [grid < host for grid, host in zip(square, hosts)] == [False, False, True, True]
+    shares = [grid / hidden for grid, hidden in zip(square, over)]
+    told = re.search(r"takes ([\d.]+) to ([\d.]+) times as long", text)
+    assert (round(min(shares), 1), round(max(shares), 1)) == (float(told[1]), float(told[2]))
 
 
 def test_both_pictures_of_overlap_have_one_scale_and_one_name_for_products():

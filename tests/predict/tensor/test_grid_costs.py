@@ -9,7 +9,12 @@ from lib.predict.tensor.grid_costs import published, published_1d, recounted
 from lib.predict.tensor.grid_traffic import GridMove, latency_steps, linear_moves, sent_bytes
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.summa_step import Summa, summa_step
-from lib.predict.tensor.where_each_wins import grids_of, layer_seconds, where_each_wins
+from lib.predict.tensor.where_each_wins import (
+    grids_of,
+    layer_seconds,
+    square_over_hosts,
+    where_each_wins,
+)
 
 GRIDS = [
     RankGrid("2d", 2), RankGrid("2d", 3), RankGrid("2d", 8),
@@ -92,6 +97,28 @@ def test_overlap_hides_all_broadcasts_but_the_first(moves):
             hidden = b + (q - 1) * max(b, 1) + 1
             expected = hidden if overlap else q * (b + 1)
             assert play.forward(bias=False) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("inside, between", [(0.5, 3.0), (3.0, 0.5), (0.25, 0.5)])
+def test_a_square_over_hosts_waits_for_the_slower_of_two_links(inside, between):
+    """A row of ranks is a host: x [8, 8] travels inside, W and dW [8, 8] between hosts."""
+    q, b = 4, max(inside, between)
+    play = Summa(8, 8, 8, q, Unit(inside), between=Unit(between))
+    assert play.forward(bias=False) == pytest.approx(b + (q - 1) * max(b, 1) + 1)
+    play.backward(bias=False)
+    moved = {(e.axis, e.op): e.end - e.start for e in play.events if e.lane == "comm"}
+    assert set(moved) == {(a, op) for a in ("row", "column") for op in ("broadcast", "reduce")}
+    first = [e for e in play.events if e.lane == "comm"][:2]
+    assert {e.axis: e.end for e in first} == {"row": between, "column": inside}
+
+
+def test_a_square_over_equal_links_is_that_with_links_of_its_own():
+    nvlink, infiniband = (speeds("H100", link) for link in ("NVLink4", "InfiniBand NDR"))
+    for width in (4096, 16_384):
+        same = layer_seconds(64, width, nvlink, own_links=True)["2D, 8×8"]
+        assert square_over_hosts(8, width, nvlink, nvlink) == pytest.approx(same)
+        slower = layer_seconds(64, width, infiniband, own_links=True)["2D, 8×8"]
+        assert same < square_over_hosts(8, width, nvlink, infiniband) < slower
 
 
 @pytest.mark.parametrize("overlap", [False, True])
