@@ -276,9 +276,9 @@ def test_the_conventions_in_the_text_are_those_of_the_table(notebook):
 
 
 def test_the_main_path_is_short(notebook):
-    """At most 2,900 words before Going further, without what is folded and without pictures."""
+    """At most 2,700 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(notebook)
-    assert 0 < cells <= 45 and 0 < words <= 2900
+    assert 0 < cells <= 45 and 0 < words <= 2700
 
 
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
