@@ -137,14 +137,16 @@ def in_models(held: list, nbytes: int) -> str:
 def calls(runs: dict[str, Ledger], nbytes: int) -> str:
     """List rank 0's exchanges in each run of two steps, whose results are gradients and bytes held.
 
-    The first step has one all-reduce, because one bucket holds all gradients. Gradients are
-    compared with the first run's bit for bit, and bytes held are given as multiples of the model's
-    `nbytes`. Exchanges that are those of the run before are not listed again.
+    The first step has one all-reduce, because one bucket holds all gradients. The gradients of all
+    ranks are compared with the first run's bit for bit, and bytes held are given as multiples of
+    the model's `nbytes`. Exchanges that are those of the run before are not listed again.
     """
     lines, (first, *_), before = [], runs.values(), (None, None)
     for name, run in runs.items():
-        gradients, held = run.results[0]
-        equal = all(map(torch.equal, gradients, first.results[0][0]))
+        held = run.results[0][1]
+        pairs = [(one, other) for mine, own in zip(run.results, first.results, strict=True)
+                 for one, other in zip(mine[0], own[0], strict=True)]  # fmt: skip
+        equal = all(torch.equal(one, other) for one, other in pairs)
         rows = list(run.where(rank=0, lane="comm"))
         first_sum = [row.op for row in rows].index("all_reduce")
         parts = {
@@ -152,7 +154,8 @@ def calls(runs: dict[str, Ledger], nbytes: int) -> str:
             "in step 1": rows[first_sum : first_sum + 1],
             "in step 2": rows[first_sum + 1 :],
         }
-        lines.append(f"{name}: equal gradients {equal}, held {held / nbytes:.1f} G")
+        told = "" if run is first else f"equal gradients {equal}, "
+        lines.append(f"{name}: {told}held {held / nbytes:.1f} G")
         listed = [folded(f"  {part}: {_listed(of)}", "    ") for part, of in parts.items()]
         lines += [f"  the same exchanges as {before[0]}"] if listed == before[1] else listed
         before = name, listed
