@@ -154,5 +154,5 @@ def test_marks_change_no_text_and_stay_out_of_code_links_headings_and_outputs(do
 
 
 def test_headings_of_a_chapter_explain_what_the_glossary_says():
-    assert "glossary-bucket" in explained("01")["Build it: buckets (3 min)"]
+    assert "glossary-bucket" in explained("01")["Build it: buckets (5 min)"]
     assert "glossary-g-gradients" in explained("01")["DP versus DDP"]

@@ -26,7 +26,7 @@ def workers(bound: int | None, gradients: int = 36) -> Ledger:
     settings = replace(stragglers(bound, gradients), compute_times=times)
     seen = (row for row in simulate(settings).ledger if row.rank and row.end - row.start > 1e-9)
     rows = [replace(row, members=()) for row in seen]  # the server has no row
-    formula = "by a simulated server, with invented times; messages and updates take none"
+    formula = "by a simulated server, with invented times; messages and updates take no time"
     return Ledger(rows, source="predicted", meta={"formula": formula})
 
 

@@ -95,7 +95,9 @@ def test_feedback_wins_back_nearly_all_with_plain_sgd(worlds):
         name: [worlds(4).run(lessons.train_gpt, make(), seed, 60, 0.3)[0] for seed in lessons.SEEDS]
         for name, make in hooks.items()
     }
-    assert lessons.won_back(losses) > 0.9, losses
+    assert 0.9 < lessons.won_back(losses) < 1.1, losses  # the mean of three seeds that scatter
+    shares = [lessons.won_back({name: [of[n]] for name, of in losses.items()}) for n in range(3)]
+    assert min(shares) < 0.5 and max(shares) > 1.2, shares
 
 
 def test_momentum_does_for_the_plain_version_what_it_does_for_diloco():
