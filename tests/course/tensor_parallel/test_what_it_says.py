@@ -254,7 +254,7 @@ def test_equal_seeds_leave_a_quarter_of_the_numbers(notebook, text):
     equal, other = shown(notebook, "lessons.mask").split("apart=1")
     masks = [re.findall(r"^  ([01]{16})$", part, re.M) for part in (equal, other)]
     assert [len(part) for part in masks] == [4, 4] and len(set(masks[0])) == 1 < len(set(masks[1]))
-    assert "16 independent numbers instead of 64, too few" in text
+    assert "a split tensor of 64 numbers gets only 16 independent ones" in text
 
 
 # --- clipping
