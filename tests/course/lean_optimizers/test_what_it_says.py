@@ -94,7 +94,7 @@ def test_the_factors(notebook, text):
     assert "nine steps in ten are within 25 % of Adam's" in text
     ends = [(rows[name][-3], rows[name][-1]) for name in ("tokens", "qkv")]
     assert ends == [(0.43, 1.52), (0.53, 1.74)]
-    assert "some are half as long, others 1.5 to 1.7 times" in text
+    assert "some steps are half as long, others 1.5 to 1.7 times" in text
     assert max(row[-1] for row in rows.values()) == rows["qkv"][-1]
     v = torch.tensor([[1.0, 3.0], [2.0, 6.0]])
     assert v.mean(1).tolist() == [2, 4] and v.mean(0).tolist() == [1.5, 4.5] and v.mean() == 3
@@ -350,7 +350,7 @@ def test_the_dynamic_map_has_twice_as_many_values_in_each_higher_decade(text):
     values = dynamic_values(signed=False)
     counts = [int(((values > 10.0 ** -(k + 1)) & (values < 10.0**-k)).sum()) for k in range(7)]
     assert counts == [128, 64, 32, 16, 8, 4, 2]
-    assert "has, for v, 128 values from 0.1 to 1, 64 below, and so on" in text
+    assert "of v has 128 values from 0.1 to 1, 64 from 0.01 to 0.1, and so on to 10⁻⁶" in text
 
 
 def test_the_solutions_follow_their_exercises(text):
