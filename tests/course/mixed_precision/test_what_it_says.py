@@ -31,8 +31,9 @@ test_the_main_path, test_the_minutes, test_what_it_prints = limit_tests()
 def test_the_peaks_of_the_opening(text):
     peaks = [speeds("H100", dtype=dtype).peak / 1e12 for dtype in ("fp16", "fp32", "tf32")]
     assert peaks == [989, 67, 494.5] and TF32.bits == 19  # NVIDIA's sheet has 495
-    assert "989 TFLOP/s with 16-bit numbers and 67 with 32-bit ones (495 in" in text
-    assert "which keeps 19 of the 32 bits" in text
+    assert "989 TFLOP/s with 16-bit numbers and 67 with 32-bit ones" in text
+    assert "which keeps 19 of the 32 bits" in text and "the 19 bits of TF32" in text
+    assert "The peak of an H100 is 495 TFLOP/s in TF32" in text
 
 
 def test_the_training_that_fails(notebook, text):
@@ -51,15 +52,19 @@ def test_the_formats(notebook, text):
     assert FP16.code_of(65520, "infinity") == FP16.largest_code + 1
     assert BF16.value(BF16.code_of(65520)) == 65536 and E4M3.value(0b0_1111_110) == 448
     assert [FP16.epsilon, BF16.epsilon] == [2.0**-10, 2.0**-7]
+    assert BF16.smallest == 2.0**-133 and FP32.largest == pytest.approx(BF16.largest, rel=0.01)
+    assert "8 on the exponent, as fp32 does, and 7 on the mantissa" in text
+    assert E4M3.epsilon == 2.0**-3 and "has 4 bits of exponent and 3 of mantissa" in text
     for form, ends in (
         (FP32, ("1.4e-45", "3.4e+38")), (FP16, ("6e-08", "65504")),
         (BF16, ("9.2e-41", "3.4e+38")), (E4M3, ("0.002", "448")), (E5M2, ("1.5e-05", "57344")),
     ):  # fmt: skip
         assert (f"{form.smallest:.2g}", f"{form.largest:.5g}"[:5] if form.largest < 1e6 else
                 f"{form.largest:.2g}") == ends  # fmt: skip
-    card = next(line for line in text.splitlines() if line.startswith("| smallest, largest"))
-    for number in ("1.4·10⁻⁴⁵", "6.0·10⁻⁸, 65,504", "9.2·10⁻⁴¹", "2.0·10⁻³, 448", "57,344"):
+    card, eight = (line for line in text.splitlines() if line.startswith("| smallest, largest"))
+    for number in ("1.4·10⁻⁴⁵, 3.4·10³⁸", "6.0·10⁻⁸, 65,504", "9.2·10⁻⁴¹, 3.4·10³⁸"):
         assert number in card
+    assert "| 2.0·10⁻³, 448 | 1.5·10⁻⁵, 57,344 |" in eight
 
 
 def test_what_is_lost_at_each_scale(notebook, text):
