@@ -162,24 +162,26 @@ def test_clipping_first_hurts_adam_too(text):
     assert f"{words}s = 65,536, gradients alike)" in text
 
 
-def test_pytorchs_fused_adam_keeps_fp16_states_without_nan_and_hardly_learns(text):
-    """Its kernel computes in fp32, so ε is not lost; the first layer's gradients are."""
-    model = DETECTOR.model(0).half()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    options = DETECTOR.optimizer(model.parameters()).defaults
-    adam.param_groups[0].update({name: options[name] for name in ("lr", "betas", "eps")})
-    losses = []
-    for step in range(200):
-        inputs, targets = DETECTOR.batch(0, step)
-        adam.zero_grad()
-        loss = DETECTOR.loss(model(inputs.half()).float(), targets)
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-    plain = final_loss(train(DETECTOR, Recipe(torch.float32), 0, 200))
-    assert all(weight.isfinite().all() for weight in model.parameters())
-    assert losses[0] / 2 < losses[-1] and losses[-1] > 10 * plain
-    assert "with `fused=True` no error, but it hardly learns" in text
+def test_pytorchs_fused_adam_with_fp16_states_raises_nothing_and_learns_far_less(text):
+    """Its kernel computes in fp32, so ε is not lost; the first layer's gradients are.
+
+    How little it learns differs between processors, and some seeds diverge.
+    """
+    for seed in range(3):
+        model = DETECTOR.model(seed).half()
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        options = DETECTOR.optimizer(model.parameters()).defaults
+        adam.param_groups[0].update({name: options[name] for name in ("lr", "betas", "eps")})
+        for step in range(200):
+            inputs, targets = DETECTOR.batch(seed, step)
+            adam.zero_grad()
+            loss = DETECTOR.loss(model(inputs.half()).float(), targets)
+            loss.backward()
+            adam.step()
+        plain = final_loss(train(DETECTOR, Recipe(torch.float32), seed, 200))
+        assert all(weight.isfinite().all() for weight in model.parameters())
+        assert loss.item() > 5 * plain, (seed, loss.item(), plain)
+    assert "with `fused=True` no error, but it learns far less than fp32, or diverges" in text
 
 
 def test_a_nan_in_every_step_brings_pytorchs_scale_to_zero_without_an_error(text):
