@@ -83,7 +83,7 @@ def test_replicas_beside_grids_as_the_text_says(notebook):
             lost_if_both_are += in_4_bytes > min(with_depth_in_4_bytes(ranks, width, h100))
     assert list(lost) == [("NVLink4", 64, 32_768)] and close == 2
     assert round(100 * lost["NVLink4", 64, 32_768]) == 6
-    assert "In 39 of the 40 places" in text and "a square win (the 7)" in text
+    assert "In 39 of the 40 places" in text and "a square faster (the 7)" in text
     assert "In two of the 39 places 1D × data is ahead by less than 0.1 %" in text
     assert lost_by_fsdp == 4 and "a grid wins in 4 of the 40 places" in text
     assert lost_in_4_bytes == lost_if_both_are == 7
