@@ -149,6 +149,16 @@ def test_the_repaired_checkpoint(world):
     assert chapter.repair.check(lambda function, x: None, world).text.startswith("Not solved yet")
 
 
+def test_the_example_beside_the_exercise():
+    """As the text says, x.grad equals y in the repaired checkpoint, and not in the first one."""
+    for checkpoint, equal in ((repaired(), True), (repaired(False, False), False)):
+        torch.manual_seed(1)
+        x = torch.ones(3, 4, requires_grad=True)
+        y = checkpoint(lambda x: x * (torch.rand(x.shape) < 0.5), x)
+        y.sum().backward()
+        assert torch.equal(x.grad, y) == equal
+
+
 # --- a plan by hand
 
 
