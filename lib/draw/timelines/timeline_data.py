@@ -131,14 +131,14 @@ def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
     if abs(found.makespan) < 5e-4 * here:
         text += "equally long."
     else:
-        share = f" ({abs(found.makespan) / there:.0%})" if there else ""
+        share = f" ({_share(abs(found.makespan) / there)})" if there else ""
         text += f"{style.amount(abs(found.makespan), 's')}{share} {_way(found.makespan)}."
     left_out = _not_compared(found, one, other)
     text += left_out
     if found.worst is None:
         return f"{text} No operation is in both{' as often' if found.uneven else ''}."
     if abs(found.seconds) < 1e-6 * here:
-        same = "What is in both does not differ." if left_out else "No operation differs."
+        same = "The other operations do not differ." if left_out else "No operation differs."
         return f"{text} {same}"
     if abs(found.seconds) < SMALL * found.length:
         return f"{text} The operation that differs most differs by less than {SMALL:.0%}."
@@ -148,6 +148,10 @@ def _difference(ledger: Ledger, over: Ledger, found: Difference) -> str:
     if found.waiting * found.seconds > 0 and abs(found.waiting) > 0.05 * abs(found.seconds):
         text += f", {style.amount(abs(found.waiting), 's')} of it waiting"
     return f"{text}."
+
+
+def _share(part: float) -> str:
+    return f"{part:.0%}" if part >= 0.005 else "under 1%"
 
 
 def _not_compared(found: Difference, one: str, other: str) -> str:
