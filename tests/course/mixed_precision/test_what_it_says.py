@@ -32,7 +32,9 @@ def test_the_peaks_of_the_opening(text):
     peaks = [speeds("H100", dtype=dtype).peak / 1e12 for dtype in ("fp16", "fp32", "tf32")]
     assert peaks == [989, 67, 494.5] and TF32.bits == 19  # NVIDIA's sheet has 495
     assert "989 TFLOP/s with 16-bit numbers and 67 with 32-bit ones" in text
-    assert "which keeps 19 of the 32 bits" in text and "the 19 bits of TF32" in text
+    assert (
+        "which keeps 19 of the 32 bits" in text and "as in TF32, which keeps 19 of 32 bits" in text
+    )
     assert "The peak of an H100 is 495 TFLOP/s in TF32" in text
 
 
@@ -70,7 +72,9 @@ def test_the_formats(notebook, text):
 def test_what_is_lost_at_each_scale(notebook, text):
     every_gradient = gradients(DETECTOR).all
     at = {power: shares(every_gradient, 2.0**power) for power in (0, 20, 21, 23, 24)}
-    assert 0.66 < at[0].zero < 0.67 + 0.005 and "Two thirds are at most 2⁻²⁵" in text
+    assert (
+        0.66 < at[0].zero < 0.67 + 0.005 and "Two thirds of the gradients are at most 2⁻²⁵" in text
+    )
     assert "zero in fp16: 67%" in shown(notebook, "numbers.half() == 0")
     assert at[20].zero > 0 == at[21].zero and at[23].overflow == 0 < at[24].overflow
     assert "From 2²¹ on none becomes zero. From 2²⁴ on the largest overflow" in text

@@ -282,8 +282,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, t
     even, many, few, balanced, collapsed = map(float, times)
     assert f"by chance, 256 tokens take {few} ms and 16,384 take {many}" in text
     assert 2.8 < collapsed / even < 3 and "almost three times as long as an even load" in text
-    assert balanced / collapsed < 1 / 2 and "under half of that" in text
-    assert balanced / even > 4 / 3 and "over a third longer than the even load" in text
+    assert balanced / collapsed < 1 / 2 and "less than half of that" in text
+    assert balanced / even > 4 / 3 and "over a third more than with an even load" in text
     assert "[(32, 16), (34, 16), (34, 16), (28, 16)]" in shown(notebook, "shape_that_arrives")
     row = shown(notebook, "different_splits").splitlines()
     assert row[2].split()[1].split(",")[1] == "96"

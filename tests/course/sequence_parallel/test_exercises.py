@@ -270,7 +270,7 @@ def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
             for method in ("ring", "ulysses")}  # fmt: skip
     less = kept["ring"] - kept["ulysses"]
     assert less == (unrotated - result_again) * 2 * 2**20 // 8
-    assert "freed: 5,120 numbers a token" in text and "twice, which is 4,096 numbers" in text
+    assert "keeps alive: 5,120 numbers a token" in text and "twice, which is 4,096 numbers" in text
 
 
 def test_the_bytes_of_ulysses_are_those_of_the_worked_line(notebook):
