@@ -88,7 +88,7 @@ def test_every_explanation_is_where_its_link_leads(book):
 
 
 def first_mark(page, section="wait-less-local-sgd"):
-    mark = page.locator(f"#{section} a.term").first
+    mark = page.locator(f"#{section} a.term", has_text="rank").first
     mark.scroll_into_view_if_needed()
     return mark
 
@@ -216,7 +216,7 @@ def test_axe_finds_nothing_in_a_definition_and_in_the_list(book, book_page, dark
 
 def test_print_and_a_page_without_scripts_have_plain_words(book, book_page):
     page = book_page(CHAPTER, scripts=False)
-    mark = page.locator("#wait-less-local-sgd a.term").first
+    mark = page.locator("#wait-less-local-sgd a.term", has_text="rank").first
     line = "(mark) => getComputedStyle(mark).textDecorationLine"
     assert mark.get_attribute("href").endswith("glossary.html#glossary-rank")
     page.emulate_media(media="print")
