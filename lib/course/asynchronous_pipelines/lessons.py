@@ -29,9 +29,7 @@ EIGHT = [
 ]
 SMALL = GPTShape(layers=6, width=32, heads=2, sequence=16)
 FOUR_HEADS = GPTShape(layers=6, width=32, heads=4, sequence=16)  # shared by up to four ranks
-TWO_RUNS = {  # what a picture of two recordings says of both
-    "caption": "Messages and updates have 8 bytes a number, as in float64. Updates are not drawn.",
-}
+OF_BOTH = "Messages and updates have 8 bytes a number, as in float64. Updates are not drawn."
 LARGE = GPTShape(layers=6, width=128, heads=4, sequence=64)
 
 

@@ -221,3 +221,16 @@ def test_pytorch_treats_hooks_as_the_text_says(notebook, world):
     assert words[0] == "KeyError: 'bucket'" and "`KeyError: 'bucket'`" in text
     assert words[1].startswith("RuntimeError: ") and words[1].split(": ", 1)[1] in text
     assert (silent, after) == (0, 1) and "No hook runs under `no_sync()`" in text
+
+
+def test_with_delays_at_random_rare_averages_save_time(notebook):
+    """Three workers, each gradient 12 ms with a chance of one in twelve, and else 1 ms."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    is_slow = torch.rand(2000, 60, 3, generator=draw, device="cpu") < 1 / 12
+    times = torch.where(is_slow, 12.0, 1.0)
+    ends = [times.view(2000, -1, k, 3).sum(2).amax(2).sum(1).mean() for k in (1, 4)]
+    assert 0.8 < ends[1] / ends[0] < 0.9
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert (
+        "`every=4` saves no time" in text and "(With delays at random it would save some.)" in text
+    )

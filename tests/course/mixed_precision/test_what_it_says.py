@@ -80,6 +80,8 @@ def test_what_is_lost_at_each_scale(notebook, text):
     assert "From 2²¹ on none becomes zero. From 2²⁴ on the largest overflow" in text
     first = gradients(DETECTOR).activations["blocks.0.linear"]
     assert shares([first]).zero > 0.99 and "Nearly all of them are gradients of the first" in text
+    assert f"{(2.0**-25 / 0.001) ** 0.5:.4f}" == "0.0055"  # v begins as g²/1000
+    assert "which fp16 rounds to zero for every |g| below 0.0055" in text
 
 
 def test_the_scaled_gradients(notebook, text):

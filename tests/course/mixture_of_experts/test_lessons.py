@@ -312,3 +312,11 @@ def test_what_the_chapter_prints_fits_a_phone(notebook):
     printed = [o.text for c in notebook.cells for o in c.get("outputs", []) if "text" in o]
     assert len(printed) > 12
     assert every(len(line) <= 49 for text in printed for line in text.splitlines())
+
+
+def test_an_even_load_is_not_the_least_balance_loss(text):
+    """Two tokens of four choose expert 0, two expert 3; the unused expert 2 has high scores."""
+    scores = torch.tensor([[0.34, 0.33, 0.33, 0.0]] * 2 + [[0.0, 0.0, 0.49, 0.51]] * 2)
+    shares = torch.bincount(scores.argmax(1), minlength=4) / 4
+    assert (4 * (shares * scores.mean(0)).sum()).item() == pytest.approx(0.85)
+    assert "The loss is 1 for an even load, which is not its minimum." in text

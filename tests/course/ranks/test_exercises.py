@@ -301,3 +301,11 @@ def test_the_main_path_is_short():
     """At most 2,700 words before Going further, without what is folded and without pictures."""
     cells, words = main_path(stored_chapter("00-ranks"))
     assert 0 < cells <= 45 and 0 < words <= 2700
+
+
+def test_all_three_algorithms_move_as_many_bytes():
+    moved = [sum(formulas.all_reduce(name, ranks=4, numel=250_000).sent)
+             for name in ("central", "ring", "tree")]  # fmt: skip
+    assert moved == [6_000_000] * 3
+    text = "\n".join(c.source for c in stored_chapter("00-ranks").cells)
+    assert "All three move 6 MB in total." in text

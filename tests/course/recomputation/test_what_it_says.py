@@ -83,6 +83,14 @@ def test_each_gigabyte_of_the_frontier_saves_about_as_much(text):
     assert "From 4 to 28 GB each further gigabyte saves a little more than 4 ms" in text
 
 
+def test_a_plan_can_miss_the_best_one_by_a_few_blocks(text):
+    """Bytes are rounded up to 1/200 of the budget; finer steps run fewer layers again."""
+    costs = lessons.large_costs()
+    again = [use_of(best(costs, 28e9, steps), costs).again for steps in (200, 3000)]
+    assert 1 <= (again[0] - again[1]) / max(cost.forward for cost in costs) <= 4
+    assert "It rounds bytes up to 1/200 of the budget, so it can miss the best one by a few" in text
+
+
 def test_a_plan_needs_less_than_any_k_even_if_everything_runs_again(text):
     costs = lessons.large_costs()
     least = smallest_peak(costs)

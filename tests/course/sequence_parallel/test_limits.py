@@ -1,13 +1,14 @@
 """What chapter 12 says under *Going further* follows from its tables."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 
-from lib.course.sequence_parallel import limits
+from lib.course.sequence_parallel import lessons, limits
 from lib.parallel.sequence import Context
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
@@ -120,3 +121,13 @@ def test_what_the_chapter_prints_fits_a_phone():
     tables = [text for text in printed if len(text.splitlines()) > 3]
     assert len(tables) > 5
     assert max(len(line) for text in tables for line in text.splitlines()) <= 49
+
+
+def test_gradients_of_whole_weights_reverse_the_order_in_a_small_model_alone(text):
+    """A rank sends 2(P - 1)/P of them in a ring; Megatron's ranks hold a share of each matrix."""
+    small = 2 * 3 / 4 * lessons.SHAPE.numel * 8
+    assert min(24_576, 73_728) + small > 153_600, "the bytes of activations in the chapter's table"
+    layer = replace(lessons.LLAMA, layers=2).numel - lessons.LLAMA.numel
+    sent = {line[:24].strip(): float(line[24:34]) for line in lessons.a_layer(8).splitlines()[1:]}
+    assert max(sent["ulysses"], sent["ring"]) + 2 * 7 / 8 * layer * 2 / 1e9 < sent["megatron"]
+    assert "they would reverse the order, but not with a million tokens (below)" in text

@@ -296,13 +296,13 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     assert "436, 362 and 160 GB/s" in text
     rows = re.findall(r"^ +\d+ +[\d,]+ +([\d,]+) .* ([\d,]+)$", table, re.M)
     ours, last = ([int(row[n].replace(",", "")) for row in rows] for n in (0, 1))
-    assert last[:3] == ours[:3] and "22 % fewer tokens per GPU even if the bandwidth" in text
-    assert "stayed at 436 GB/s" in text and "4,096 · 3,072 · 2 bytes = 25 MB" in text
+    assert last[:3] == ours[:3] and "With the link unchanged we would predict 22 %" in text
+    assert "At 436 GB/s the prediction falls" in text and "4,096 · 3,072 · 2 bytes = 25 MB" in text
     assert 4096 * 3072 * 2 // 10**6 == 25
     assert round(100 * (1 - last[3] / last[2])) == 22 and round(100 * (1 - ours[3] / ours[2])) == 28
     assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01)
     assert f"halve the prediction, from {last[4]:,} to {ours[4]:,}" in text
-    assert "we predict 28 %; the playbook measured 43 %" in text
+    assert "with the slower links 28 %" in text and "rate falls by 43 %" in text
     for gbs, rate in ((44.5, "957"), (219, "3,747")):  # the band in pp_comm_bandwidth.html
         links = {2: MEASURED_BANDWIDTH[8], 32: gbs * 1e9}
         measured = 2, throughput.ULTRA_SCALE[2]

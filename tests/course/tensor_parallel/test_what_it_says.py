@@ -162,6 +162,19 @@ def test_an_all_gather_needs_two_numbers_and_all_reduces_three(world, notebook, 
     assert "instead gather two numbers" in text
 
 
+def test_a_vocabulary_that_does_not_divide_gives_wrong_rows_and_no_error(world, notebook, text):
+    (cell,) = [c for c in notebook.cells if "def split_embedding" in c.source]
+    (operators,) = [c.source for c in notebook.cells if "class Sum(" in c.source]
+    defined = {"torch": torch, "dist": dist, "own": lessons.own}
+    exec(operators.partition("world = World(4)")[2], defined)
+    exec(cell.source.partition("tokens, rows =")[0], defined)
+    for words, wrong in ((256, False), (258, True)):
+        rows, tokens = torch.arange(1.0, words + 1)[:, None], torch.arange(words)[None]
+        for answer in world.run(defined["split_embedding"], tokens, rows):
+            assert torch.equal(answer["x"], rows[tokens]) != wrong
+    assert 50_257 % 4 and "GPT-2's 50,257 is not divisible, so real code pads" in text
+
+
 def logits_are_kept(loss_of):
     """Say whether backward of a loss keeps the gathered logits themselves."""
     own = torch.randn(8, 16, requires_grad=True)
