@@ -151,3 +151,16 @@ def test_what_is_done_at_a_moment_is_told_by_program():
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_memory_is_told_by_program():
+    costs = Costs(1.0, 1.0, 1.0, activation=1000)
+    both = {"GPipe": play(gpipe(2, 4), costs).ledger, "1F1B": play(one_f_one_b(2, 4), costs).ledger}
+    picture = timeline(both, memory=True)
+    assert "  GPipe, ranks 0, 1: peak 4,000 bytes" in str(picture)
+    assert "  1F1B, rank 0: peak 2,000 bytes" in str(picture)
+    peaks = [m.about for m in picture.marks if ", peak: " in m.about]
+    assert [about.split(":")[0] for about in peaks] == [
+        f"{name}, rank {rank}, peak" for name in both for rank in (0, 1)
+    ]
+    assert laid(picture)["status"].startswith("Peak: 4 kB on GPipe, rank 0 at ")
