@@ -128,7 +128,7 @@ def chain(kind):
     blocks = len(model)
     costs = block_costs(model, x, [i * o / 1e9 for i, o in zip(UNEQUAL.widths, UNEQUAL.widths[1:])])
     rule = square_root(blocks)
-    plan = best(costs, use_of(rule, costs).peak, steps=400) if kind == "ours" else rule
+    plan = best(costs, use_of(rule, costs).peak) if kind == "ours" else rule
     recompute(model, plan)
     batch = x, torch.randn(256, UNEQUAL.widths[-1])
     return model, torch.optim.SGD(model.parameters(), 0.1), batch, mean_squares
@@ -139,7 +139,7 @@ def budget(options):
     yield from compared("MLP of 12 unequal layers", chain, 1, options, "best plan / √n", 1.0)
     costs = block_costs(MLP(UNEQUAL), torch.randn(256, 256), [1.0] * 12)
     rule = use_of(square_root(12), costs)
-    found = use_of(best(costs, rule.peak, steps=400), costs)
+    found = use_of(best(costs, rule.peak), costs)
     yield Figure("bytes at the peak, best plan / √n", found.peak / 1e6, rule.peak / 1e6,
                  found.peak / rule.peak, "at most 1", found.peak <= rule.peak, "MB")  # fmt: skip
 
@@ -202,9 +202,9 @@ def planned(options):
         ]
         half = (smallest_peak(chain) + use_of(none(blocks), chain).peak) / 2
         began = time.perf_counter()
-        best(chain, half, steps=200)
+        best(chain, half)
         taken = time.perf_counter() - began
-        title = f"best plan of {blocks:,} blocks, 200 steps of the budget, found in / limit"
+        title = f"best plan of {blocks:,} blocks, found in / limit"
         must = f"under {limit:.0f} s"
         yield Figure(title, taken, limit, taken / limit, must, taken < limit, "s")
 

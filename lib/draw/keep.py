@@ -25,7 +25,6 @@ from lib.predict.shape import GPTShape, ModelShape
 
 MOST_BLOCKS = 96  # drawn; use_of counts longer chains
 POLICIES = ("none", "all", "sqrt", "budget")
-_STEPS = 400  # of bytes, in which the best plans are looked for
 _COUNTED = "Only what blocks hold for backward is counted: no weights, no gradients, no logits."
 _MEANING = "A box is filled by what its block holds after forward; a bracket is a checkpoint."
 _BY_HAND = "A forgotten block is a checkpoint of its own until it is joined with others."
@@ -132,7 +131,7 @@ def _goals(costs, budget, par) -> tuple[int | None, float | None]:
     if budget is None:
         return None, par
     limit = whole(budget, "budget")
-    best(costs, limit, 1)  # says what is wrong with one that is too small
+    best(costs, limit)  # says what is wrong with one that is too small
     return limit, par
 
 
@@ -163,9 +162,9 @@ def _start(policy, costs, budgets: list[dict], limit: int | None, by_hand: bool)
 
 def _budgets(costs: list[BlockCost], limit: int | None) -> list[dict]:
     """Return what the slider of budgets can be set to: bytes, and the best plan within them."""
-    plans = {choice.use.peak: choice.plan for choice in frontier(costs, steps=_STEPS)}
+    plans = {choice.use.peak: choice.plan for choice in frontier(costs)}
     if limit is not None:
-        within = [best(costs, limit, _STEPS), *(plans[peak] for peak in plans if peak <= limit)]
+        within = [best(costs, limit), *(plans[peak] for peak in plans if peak <= limit)]
         plans[limit] = min(within, key=lambda plan: use_of(plan, costs).again)
     return [{"bytes": nbytes, "plan": plans[nbytes]} for nbytes in sorted(plans)]
 

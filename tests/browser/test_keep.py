@@ -88,7 +88,7 @@ def test_every_control_leads_to_what_python_draws(bench_page):
     same(seen, keep(COSTS, 3))
     assert seen.ask("p => p.laid.summary") == keep(COSTS, 3).summary
     seen.control("Policy").select_option("within a budget")
-    choice = frontier(COSTS, steps=400)[2]
+    choice = frontier(COSTS)[2]
     seen.slide("Budget in bytes", 2)
     new = keep(COSTS, "budget", budget=choice.use.peak)
     same(seen, new)
@@ -195,7 +195,7 @@ def test_it_fits_any_width(bench_page, width, dark):
     seen.screenshot(f"keep-{width}-{'dark' if dark else 'light'}")
     assert crowded(seen) == []
     seen.control("Policy").select_option("within a budget")
-    for n in range(len(frontier(COSTS, steps=400))):
+    for n in range(len(frontier(COSTS))):
         seen.slide("Budget in bytes", n)
         assert crowded(seen) == []
 

@@ -131,7 +131,7 @@ def test_plans_lie_at_their_bytes_and_their_time():
 
 def test_a_budget_is_a_line_and_its_plan_is_the_best():
     drawn = keep(SIX, "budget", budget=16)
-    plan = best(SIX, 16, 400)
+    plan = best(SIX, 16)
     assert read_plan(drawn.summary.splitlines()[1].removeprefix("  plan: "), 6) == plan
     assert "the best plan within 16 bytes" in drawn.summary.splitlines()[0]
     lines = [mark for mark in drawn.marks if mark.about == "the budget: 16 bytes"]

@@ -30,7 +30,7 @@ def plans():
         "none": none(len(chain)),
         "all": every(len(chain), 1),
         "√n": root,
-        "best": best(chain, use_of(root, chain).peak, steps=400),
+        "best": best(chain, use_of(root, chain).peak),
     }
 
 

@@ -55,7 +55,7 @@ def _sizes(shape: GPTShape, batch: int, s: int, itemsize: int) -> list[tuple[int
     return [(INTEGER * tokens, embedding), *[(x, block)] * shape.layers, (x, head)]
 
 
-def frontier(costs: list[BlockCost], points: int = 30, steps: int = 400) -> list[Choice]:
+def frontier(costs: list[BlockCost], points: int = 30) -> list[Choice]:
     """Return the best plans for budgets from the least that is possible to everything kept.
 
     From one to the next the bytes at the peak grow and the seconds computed again fall.
@@ -64,7 +64,7 @@ def frontier(costs: list[BlockCost], points: int = 30, steps: int = 400) -> list
     found: list[Choice] = []
     for n in range(points):
         budget = least + (most - least) * n // (points - 1)
-        plan = none(len(costs)) if budget == most else best(costs, budget, steps)
+        plan = none(len(costs)) if budget == most else best(costs, budget)
         use = use_of(plan, costs)
         while found and use.peak <= found[-1].use.peak and use.again <= found[-1].use.again:
             found.pop()
