@@ -1,4 +1,4 @@
-"""Code in the book where it has no room: where its lines and its names may go on below."""
+"""Lines of the book that have no room: where code, names and headings may go on below."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,6 +15,7 @@ PARTS = re.compile(
     r"|(?<=[a-z])(?=\d?[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
 )
 SHORT = 10  # letters; a shorter name needs no break
+MINUTES = re.compile(r"(?<=\(\d) (?=min\))|(?<=\(\d\d) (?=min\))")  # of a section: (5 min)
 INLINE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
 
 
@@ -44,7 +45,11 @@ def _in_its_own(line: tuple[int, str]) -> tuple[int, str]:
 
 
 def breakable(html: str) -> str:
-    """Return a page with places to break in the names of its inline code, and the same text."""
+    """Return a page with places to break in the names of its inline code, and the same text.
+
+    The minutes of a section stay in one line.
+    """
+    html = MINUTES.sub("&nbsp;", html)
     return INLINE.sub(lambda name: _in_parts(name[0]), html)
 
 

@@ -42,4 +42,6 @@ def test_a_long_name_goes_on_below_between_its_words_and_a_short_one_stays_whole
         ["--a-", "long-", "flag"],
     ]
     assert breakable("<p>ShardedGradScaler</p>") == "<p>ShardedGradScaler</p>"
+    assert breakable("<h2>Run it (12 min)</h2>") == "<h2>Run it (12&nbsp;min)</h2>"
+    assert breakable("<p>in 5 min</p>") == "<p>in 5 min</p>"
     assert re.sub("<wbr>", "", breakable(html)) == html
