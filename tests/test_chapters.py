@@ -215,7 +215,7 @@ def test_six_ways_to_all_reduce_equal_their_formulas(ranks):
     lines = shown(cell_of(ranks, "halving_doubling, two_level")).splitlines()[1:7]
     assert [line.split()[0] for line in lines] == list(formulas.ALGORITHMS)
     for line in lines:
-        name, rounds, sent = line.replace(",", "").split()
+        name, rounds, sent, *_ = line.replace(",", "").split()
         counted = formulas.all_reduce(name, 4, 250_000)
         assert (int(rounds), int(sent)) == (counted.rounds, max(counted.sent))
 
@@ -232,8 +232,11 @@ def test_three_lost_ranks_are_told_and_the_ranks_live(ranks):
 def test_pytorch_alone_blames_a_connection_and_waits_for_its_limit(ranks):
     shown_text = shown(cell_of(ranks, "pytorch_reports"))
     text = re.sub(r"\n {4}", " ", shown_text)  # lines are wrapped
-    printed = [out.text for out in cell_of(ranks, "pytorch_reports").outputs if "text" in out]
-    assert max(map(len, "".join(printed).splitlines())) <= 44
+    question, answer, *reports = shown_text.splitlines()
+    assert len(reports) > 15 and max(map(len, reports)) <= 44
+    (output,) = cell_of(ranks, "pytorch_reports").outputs  # the reports are covered with the answer
+    assert question.startswith("gloo, ") and answer == "It is an error at once."
+    assert "<pre>----- no_data_on_rank_2" in output.data["text/html"].partition("<summary>")[2]
     failed, alone, sends = text.split("----- ")[1:]
     assert "rank 2  AssertionError: no data left" in failed
     assert "ranks 0, 1, 3  RuntimeError" in failed and "Connection closed by peer" in failed

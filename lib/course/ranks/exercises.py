@@ -50,6 +50,8 @@ predict = Numbers(
     kinds={"all_gather": "sent bytes", "all_reduce": "sent bytes"},
     ranks=8,
     hints=(
+        "Follow one piece of the all-gather around a ring of 8 ranks. Which ranks must pass it on, "
+        "and which rank need not?",
         "S is the full buffer of 8,000,000 bytes. In the all-gather of a ring, each rank passes on "
         "all pieces but one, and a piece has S/8 bytes.",
         "An all-reduce is a reduce-scatter followed by an all-gather. Both send as many bytes.",
@@ -67,8 +69,8 @@ write = Exercise(
     par=lambda ranks, size: Par((ranks - 1) * size * 4, ranks - 1),
     messages_only=True,
     hints=(
-        "Each rank starts with one tensor. In each round, pass one on to the next rank and receive "
-        "one from the rank before: after n-1 rounds every rank has had all of them.",
+        "A rank can pass on only what it has. What has rank r before the first round, and what has "
+        "it after that round? How many rounds does it take until every rank has had all tensors?",
         "In round k, counted from 1, rank r passes on the tensor that it received in the round "
         "before, which is that of rank r+1-k (modulo n). It receives that of rank r-k.",
         "Use `exchange`, which sends and receives at the same time and waits for both. If all "

@@ -1,5 +1,7 @@
 """The numbers that chapter 0 says in its text, computed from the formulas."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +28,21 @@ def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(notebook, 
     assert "each sends 2 GB, whereas in *linear* 126 GB pass through rank 0" in text
     assert "It is ring." in (table := shown(notebook, "formulas.cost(m, 64"))
     assert "predicted, µs" in table
+
+
+def test_each_ranks_gradient_is_as_far_off_as_the_text_says(notebook, text):
+    shares = re.findall(r"^rank \d: (\d+)% off$", shown(notebook, "full_gradient = "), re.M)
+    assert len(shares) == 4
+    low, high = min(map(int, shares)), max(map(int, shares))
+    assert f"is {low} to {high} % away from that of the whole batch" in text
+
+
+def test_six_messages_for_a_byte_make_a_megabyte_and_a_half_for_each_of_four_ranks(text):
+    """What the text counts before it names the bound is what the ring sends."""
+    megabytes = 2 * (4 - 1)
+    assert "With six messages for each byte, 1 MB needs 6 MB." in text and megabytes == 6
+    assert max(formulas.all_reduce("ring", 4, 250_000).sent) == megabytes * 10**6 / 4
+    assert "Four ranks can at best share them equally, which is 1.5 MB each." in text
 
 
 def test_where_ring_and_tree_take_equally_long(text):
@@ -65,8 +82,10 @@ def six_times(numel):
 
 def test_everyone_is_as_fast_as_the_text_says(notebook, text):
     times = six_times(250_000)
-    lines = shown(notebook, "formulas.seconds(formula, ").splitlines()
-    assert lines == [f"{name:<17}{time:5.1f} µs predicted" for name, time in times.items()]
+    header, *lines = shown(notebook, "formulas.seconds(formula, ").splitlines()
+    assert header.split()[-1] == "predicted"
+    printed = [(line.split()[0], *line.split()[-2:]) for line in lines if line]
+    assert printed == [(name, f"{time:.1f}", "µs") for name, time in times.items()]
     for words in (
         f"*Everyone*, with 3 · (3.4 + 2.22) = {times['everyone']:.1f} µs",
         f"*halving-doubling*, with 4 · 3.4 + 1.5 · 2.22 = {times['halving_doubling']:.1f} µs",
