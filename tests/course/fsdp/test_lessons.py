@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lib.course.fsdp import lessons, published, slow_chain, wall_clock
 from lib.draw import memory
@@ -47,6 +47,32 @@ def test_fsdp_launches_what_fully_shard_launches(world):
         for wrap in (FSDP, theirs)
     )
     assert ours == pytorchs and len(ours) > 6
+
+
+def mixed_step(shape, batch):
+    """Run one forward and backward of `fully_shard` in mixed precision, and clip gradients.
+
+    Returns the types of shards, gradients and states, the norm that was clipped, and the whole one.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = GPT(shape)
+    for block in model.blocks.values():
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = share(batch, dist.get_rank(), dist.get_world_size())
+    next_token_loss(model(x), y).backward()
+    whole = [p.grad.full_tensor() for p in model.parameters()]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).full_tensor()
+    optimizer.step()
+    states = [s["exp_avg"] for s in optimizer.state.values()]
+    kinds = {t.dtype for p in model.parameters() for t in (p, p.grad)} | {s.dtype for s in states}
+    return kinds, norm, torch.stack([g.square().sum() for g in whole]).sum().sqrt()
+
+
+def test_in_mixed_precision_fully_shard_keeps_float32_and_clips_the_norm_of_all_ranks(world):
+    for kinds, clipped, whole in world.run(mixed_step, SHAPE, BATCH):
+        assert kinds == {torch.float32} and torch.allclose(clipped, whole)
 
 
 def test_an_optimizer_made_too_early_changes_nothing_with_fully_shard(world):
@@ -223,7 +249,8 @@ def test_fully_shard_refuses_what_has_no_dims(worlds):
     from torch.distributed.fsdp import fully_shard
 
     world = worlds(2)
-    assert "scalar" in world.run(lessons.refusal_of, fully_shard, SHAPE)[0]
+    refusal = world.run(lessons.refusal_of, fully_shard, SHAPE)[0]
+    assert refusal.startswith("fully_shard doesn't support scalar parameters.")
     assert world.run(lessons.refusal_of, lessons.FSDP, SHAPE) == ["", ""]
 
 

@@ -54,7 +54,8 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert re.search(r"all_gather +42 .*\nreduce_scatter +18 +1,626,624", units)
     assert "66048 are out of bounds" in shown(notebook, "class Forgets")
     assert "It is 2 gathers." in shown(notebook, "waiting.reveal")
-    assert "It is 6 times." in shown(notebook, "coarse.reveal")
+    whole, single = (slow_chain.cut(layers).held for layers in (8, 1))
+    assert whole / single == pytest.approx(6, rel=1e-3)
     assert "3 × 8 layers instead of 4, six times as much" in text_of(notebook)
     assert "the factor is four, as in the charts, which count no copy" in text_of(notebook)
     theirs = inspect.getsource(FSDPParamGroup.post_backward)
@@ -76,14 +77,19 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()
     said = [word for word in late if word in ("True", "False")]
-    assert said == ["False", "True", "True", "True", "True", "True", "False"]
-    assert "1.24 without meta, 0.36 with" in shown(notebook, "lessons.built_on_meta")
+    assert said == ["False", "True", "True", "True", "True", "False"]
+    on_meta = shown(notebook, "lessons.built_on_meta")
+    assert re.findall(r"(True|False) .*: ([\d.]+)", on_meta) == [
+        ("False", "1.24"),
+        ("True", "0.36"),
+    ]
     held = re.search(r"scattered: ([\d,]+) .* block with ([\d,]+)", shown(notebook, "replayed"))
     free, largest = (int(n.replace(",", "")) / 1e6 for n in held.groups())
     assert f"{free:.2f} MB are free, of which {largest:.2f} MB form one block" in text_of(notebook)
     assert f"The other {free - largest:.2f} MB lie in holes" in text_of(notebook)
     mixed = shown(notebook, "torch.bfloat16")
-    assert re.search(r"all_gather +12 +271,104\n.* reduce_scatter +6 +271,104", mixed)
+    assert re.search(r"all_gather +12 +271,104\nreduce_scatter +6 +271,104", mixed)
+    assert "It is 8 bytes." in mixed and "2 + 2 + 4 = 8" in text_of(notebook)
     gains = re.findall(r"(\d+)%   18%", shown(notebook, "published.table"))
     assert gains == ["17", "9"]
 
@@ -138,13 +144,24 @@ def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(noteb
     assert f"(below, {1e3 * ends[True, 1]:.2f} ms)" in text_of(notebook)
     without = fsdp_step(lessons.LARGE, [lessons.ROWS] * 4, speeds, prefetch=0)
     assert f"(above, {1e3 * lessons.until_update(without):.2f} ms)" in text_of(notebook)
-    assert f"{1e3 * ends[True, 1]:.2f} ms\n2 " in shown(notebook, "coarse.reveal")
+    assert f"{1e3 * ends[True, 1]:.2f} ms\n2 " in shown(notebook, "slow_chain.cut")
     assert ends[True, 1] == ends[True, 2] == ends[True, 4] < ends[True, 5]
     peaks = [round(played[kind, 1].peak / 1e6) for kind in (True, False)]
     words = (
         f"the step takes {1e3 * ends[False, 1]:.2f} ms instead of {1e3 * ends[True, 1]:.2f}. "
         f"But it holds all units, {peaks[1]} MB instead of {peaks[0]}."
     )
+    assert words in text_of(notebook)
+
+
+def test_in_bfloat16_a_gather_of_the_chain_takes_half_the_bytes(notebook):
+    """The two times of the text after the step in mixed precision."""
+    speeds, nbytes = SlowMotion("H100", link="NVLink4"), lessons.LARGE.nbytes() // 8
+    in_32_bits, in_16_bits = (
+        time_of("all_gather", 4, n, alpha=speeds.alpha, beta=1 / speeds.bandwidth)
+        for n in (nbytes, nbytes // 2)
+    )
+    words = f"would take {1e6 * in_16_bits:.0f} µs in place of {1e6 * in_32_bits:.0f} µs"
     assert words in text_of(notebook)
 
 
@@ -248,7 +265,7 @@ def test_a_parameter_keeps_its_own_version_counter():
 def test_no_answer_is_printed_before_its_reveal(notebook):
     """Where a guess is revealed, the covered answer is the first output of the cell."""
     revealing = [c for c in notebook.cells if c.cell_type == "code" and ".reveal(" in c.source]
-    assert len(revealing) == 5
+    assert len(revealing) == 4
     for cell in revealing:
         assert "Show the answer" in cell.outputs[0].get("data", {}).get("text/html", "")
 
@@ -284,20 +301,17 @@ def test_the_main_path_is_short(notebook):
 def test_the_minutes_of_the_headings_add_up_to_those_of_the_first_page(notebook):
     opening, text = notebook.cells[0].source, text_of(notebook)
     said = re.search(
-        r"main path takes (\d+) minutes with exercise 1; .* introduction takes (\d+)\.", opening
+        r"path takes (\d+) minutes \(this introduction (\d+)\), its three exercises (\d+) more",
+        opening,
     )
-    total, page = map(int, said.groups())
+    total, page, exercises = map(int, said.groups())
     minutes = {name: int(n) for name, n in re.findall(r"^## (.+) \((\d+) min\)$", text, re.M)}
-    later = sum(n for name, n in minutes.items() if name.startswith(("Exercise 2", "Exercise 3")))
-    assert total == page + sum(minutes.values()) - later
-    further = re.search(rf"take {later} more, and \*Going further\* (\d+)\.", opening)
-    whole = total + later + int(further[1])
+    assert exercises == sum(n for name, n in minutes.items() if name.startswith("Exercise "))
+    assert total == page + sum(minutes.values()) - exercises <= 50
+    further = re.search(rf"exercises {exercises} more, and \*Going further\* (\d+)\.", opening)
+    whole = total + exercises + int(further[1])
     assert f"minutes: {whole}\n" in (ROOT / "book.yml").read_text().split("03-fsdp")[1][:120]
-    homework = ("Break it", "Which units?", "PyTorch's own", "Exercise 1")
-    left_out = [n for name, n in minutes.items() if name.startswith(homework)]
-    assert len(left_out) == 4 and total - sum(left_out) == 48
-    cut = "*Break it*, *Which units?* (but run `slow.close()`), *PyTorch's own* and exercise 1"
-    assert f"With 50 minutes, {cut} are homework: end with the card." in opening
+    assert f"The main path without its exercises fills {total} minutes" in opening
 
 
 def test_what_counts_as_solved_stands_before_the_folded_solution(notebook):
