@@ -116,12 +116,12 @@ write = _Linear(
     reference=_linear_reference,
     sizes=(1, 5),
     hints=(
-        "Neither product can be made with a few rows of W. Which tensor must both methods have "
-        "first, of which shape, and which method of `Unit` above fills such a tensor?",
+        "Which tensor do both methods need whole, of which shape is it, and which method of "
+        "`Unit` above fills such a tensor?",
         "Both methods gather: an empty tensor with n times the rows of the shard, and then "
         "dist.all_gather_single(whole, shard). For y = x Wᵀ, dx = dy W and dW = dyᵀ x.",
-        "`ctx.save_for_backward(x, shard)` in forward and "
-        "`x, shard = ctx.saved_tensors` in backward; forward must not save the whole weights.",
+        "Call `ctx.save_for_backward(x, shard)` in forward, and write `x, shard = "
+        "ctx.saved_tensors` in backward. Forward must not save the whole weights.",
         "dW is a sum over this rank's samples only. dist.reduce_scatter_single(part, dW / n) adds "
         "the ranks' dW up and gives this rank its rows, where part has the shape of the shard. "
         "Return dx, part.",
