@@ -8,8 +8,11 @@ from statistics import mean
 
 import torch
 
+from lib.course.checks.arguments import name_of
+from lib.course.checks.difference import difference
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
+from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.mixture_of_experts.regions import Result, library_rule, trained
 from lib.course.mixture_of_experts.training import SEEDS
@@ -34,8 +37,10 @@ predict = Numbers(
     kinds={"dispatch": "sent MB", "dropped": "%"},
     ranks=RANKS,
     hints=(
-        "Each token is sent as 2 rows, and of 8 rows 7 leave their rank.",
-        "A row has 4,096 numbers of 2 bytes. The capacity is 1.25 times an expert's mean load.",
+        "Count the rows of one rank before you count bytes. With an even load, which share of them "
+        "stays on the rank?",
+        "Each token makes 2 rows, of 8 rows 7 leave their rank, and a row has 4,096 numbers. The "
+        "capacity is 1.25 times an expert's mean load.",
         "Only the busy expert has more rows than the capacity, because the others share the rest.",
     ),
 )
@@ -85,45 +90,59 @@ write = Exercise(
 # --- repair
 
 
-def _layers(ranks: int, size: int) -> list[tuple]:
-    """Return for each rank the scores [L, N, 4] and chosen experts [L, N] of some layers.
+def _layers(many: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores [L, N, 4] and chosen experts [L, N] of so many layers.
 
     Each layer has a favourite of its own, so that all layers together look even.
     """
-    inputs = []
-    for rank in range(ranks):
-        draw = torch.Generator("cpu").manual_seed(100 * size + rank)
-        logits = torch.randn(size, 16, 4, generator=draw, dtype=torch.float64, device="cpu")
-        logits += 3 * torch.eye(4, dtype=torch.float64, device="cpu")[torch.arange(size) % 4, None]
-        scores = logits.softmax(-1)
-        inputs.append((scores, scores.argmax(-1)))
-    return inputs
+    draw = torch.Generator("cpu").manual_seed(100 * many)
+    logits = torch.randn(many, 16, 4, generator=draw, dtype=torch.float64, device="cpu")
+    logits += 3 * torch.eye(4, dtype=torch.float64, device="cpu")[torch.arange(many) % 4, None]
+    scores = logits.softmax(-1)
+    return scores, scores.argmax(-1)
 
 
-def _balance_of_layers(inputs) -> list:
-    results = []
-    for scores, chosen in inputs:
-        losses = []
-        for own, experts in zip(scores, chosen):
-            share = torch.bincount(experts.flatten(), minlength=4) / experts.numel()
-            losses.append(4 * (share * own.mean(0)).sum())
-        results.append(sum(losses) / len(losses))
-    return results
+def _balance(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the balance loss of one layer, from scores [N, 4] and chosen experts [N]."""
+    share = torch.bincount(chosen, minlength=4) / len(chosen)
+    return 4 * (share * scores.mean(0)).sum()
 
 
-repair = Exercise(
+@dataclass
+class _OfLayers(Hints):
+    """Compares a loss of several layers with the mean of the layers' own balance losses."""
+
+    task: str = "Repair `my_loss`: return the mean over layers of each layer's balance loss."
+
+    def check(self, attempt: Callable) -> Verdict:
+        """Call `attempt` on one layer and on four, each with another favourite."""
+        for many, said in ((1, "one layer"), (4, "four layers")):
+            scores, chosen = _layers(many)
+            losses = [_balance(*layer) for layer in zip(scores, chosen)]
+            try:
+                loss = attempt(scores.clone(), chosen.clone())
+            except Exception as error:  # the reader's code may raise anything
+                return self._not_yet(f"With {said} it failed: {type(error).__name__}: {error}")
+            if is_missing(loss):
+                return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
+            wrong = difference(loss, torch.stack(losses).mean(), "the loss")
+            if wrong:
+                right = "With one layer it is right. " if many > 1 else ""
+                alone = ", ".join(f"{own:.2f}" for own in losses)
+                own = f" The layers alone have {alone}." if many > 1 else ""
+                return self._not_yet(f"{right}With {said} {wrong}.{own}")
+        return Verdict(True, "Solved. Right for one layer and for four.")
+
+
+repair = _OfLayers(
     name="repair",
-    task="Repair `my_loss`: return the mean over layers of each layer's balance loss.",
-    inputs=_layers,
-    reference=_balance_of_layers,
-    sizes=(1, 4),
-    words="L = {}",
     hints=(
-        "With one layer the program is right. What does it compute of four layers that each have "
-        "another favourite?",
-        "A sum of products is not the product of sums: compute f, m and their product for each "
-        "layer alone.",
-        "`for own, experts in zip(scores, chosen):` goes through the layers; return the mean.",
+        "Which numbers can still be told apart after `scores.flatten(0, 1)`: those of different "
+        "tokens, of different layers, or both?",
+        "A sum of products is not the product of sums. Which of f, m and f·m may you average over "
+        "layers?",
+        "`balance` takes the scores and the choices of one layer. Call it once for each layer; "
+        "`torch.stack` makes a tensor of a list of losses.",
     ),
 )
 
@@ -216,6 +235,7 @@ invent = Rule(
         "lower bias.",
         "The library adds the same amount whatever the difference is. What if the step is larger "
         "where the load is further from the mean?",
-        "`(counts.mean() - counts) / counts.sum()` is the difference as a share. Try a few rates.",
+        "Divide the distance from the mean by the number of all points, so that your rate does not "
+        "depend on it. Then try a few rates between 0.01 and 1.",
     ),
 )

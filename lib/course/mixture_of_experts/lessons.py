@@ -143,10 +143,18 @@ def times_too_large(model) -> dict[str, float]:
 
 
 def different_splits(error: Exception) -> str:
-    """Return a RankError's first line, folded, and what each rank sends to and expects of each."""
-    rows = [line for line in error.table.splitlines() if "splits" in line]
-    rows = [line.replace("all_to_all float64 splits ", "") for line in rows]
-    return "\n".join([folded(str(error).splitlines()[0]), *rows])
+    """Return a RankError's first line, folded, and the rows that each rank sends and expects.
+
+    The error counts numbers, and a row has WIDTH of them.
+    """
+    lines = [folded(str(error).splitlines()[0]), "rank  sends to 0 1 2 3   expects from 0 1 2 3"]
+    for line in error.table.splitlines():
+        if "splits" in line:
+            rank, *_, splits = line.split()
+            both = ([int(n) // WIDTH for n in side.split(",")] for side in splits.split(">"))
+            sent, expected = ("".join(f"{rows:>4}" for rows in side) for side in both)
+            lines.append(f"{rank:>4}{sent:>18}{expected:>21}")
+    return "\n".join(lines)
 
 
 # --- two hops

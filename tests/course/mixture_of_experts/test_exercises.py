@@ -118,11 +118,36 @@ def all_at_once(scores, chosen):
     return balance(scores.flatten(0, 1), chosen.flatten())
 
 
-def test_a_loss_of_all_layers_at_once_is_right_for_one_only(world, text):
-    verdict = chapter.repair.check(all_at_once, world)
-    assert not verdict.solved and "With L = 4, rank 0 differs first" in verdict.text
+def test_a_loss_of_all_layers_at_once_is_right_for_one_only(text):
+    verdict = chapter.repair.check(all_at_once)
+    assert not verdict.solved and "With one layer it is right. With four layers" in verdict.text
+    assert "the loss is 1, not 3.02115. The layers alone have " in verdict.text
+    alone = [float(n) for n in re.search(r"alone have (.*)\.", verdict.text)[1].split(", ")]
+    assert len(alone) == 4 and mean(alone) == pytest.approx(3.02115, abs=0.01)
+    assert "rank" not in verdict.text and "collective" not in verdict.text
     names = {"torch": torch, "balance": balance}
-    assert chapter.repair.check(solution(text, "def my_loss", names)["my_loss"], world).solved
+    assert chapter.repair.check(solution(text, "def my_loss", names)["my_loss"]).solved
+
+
+def of_the_first_layer(scores, chosen):
+    return balance(scores[0], chosen[0])
+
+
+def as_a_list(scores, chosen):
+    return [balance(*layer) for layer in zip(scores, chosen)]
+
+
+def test_other_wrong_losses_are_told():
+    assert "With one layer it is right" in chapter.repair.check(of_the_first_layer).text
+    assert "With one layer the loss is a list" in chapter.repair.check(as_a_list).text
+    assert "it failed: TypeError" in chapter.repair.check(lambda scores: 1).text.replace("\n", " ")
+    assert chapter.repair.check(lambda *_: None).text.startswith("Not solved yet")
+
+
+def test_no_hint_is_the_loop_of_a_solution():
+    for exercise in (chapter.repair, chapter.invent, chapter.write):
+        assert not any(" for " in hint and ":`" in hint for hint in exercise.hints)
+    assert not any("counts.mean()" in hint for hint in chapter.invent.hints)
 
 
 # --- a rule
