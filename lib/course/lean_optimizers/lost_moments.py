@@ -20,7 +20,6 @@ Cases = Mapping[str, tuple[bool, dict]]
 CASES: Cases = {
     "linear, one maximum": (False, {"kind": "linear", "block": None}),
     "linear, blocks": (False, {"kind": "linear"}),
-    "linear, embeddings fp32": (True, {"kind": "linear"}),
     "dynamic, blocks": (False, {}),
     "dynamic, embeddings fp32": (True, {}),
 }

@@ -181,9 +181,13 @@ def apart(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     )
 
 
-def table(world, method: str, names: Sequence[str] = tuple(TOGETHER)) -> str:
-    """Write for each optimizer how far shards alone and together are from one device, and bytes."""
-    lines = [f"{method:<13}{'alone':>7}{'together':>10}{'buffers':>9}{'predicted':>10}"]
+def table(world, method: str, names: Sequence[str] = tuple(TOGETHER), traffic: bool = True) -> str:
+    """Write for each optimizer how far shards alone and together are from one device.
+
+    With `traffic` the bytes of rank 0's buffers follow, and whether its collectives are predicted.
+    """
+    more = f"{'buffers':>9}{'predicted':>10}" if traffic else ""
+    lines = [f"{method:<13}{'alone':>7}{'together':>10}{more}"]
     for name in names:
         expected = on_one_device(name)
         alone = "refused"
@@ -195,13 +199,14 @@ def table(world, method: str, names: Sequence[str] = tuple(TOGETHER)) -> str:
         calls = sent(run)
         total = sum(nbytes for _, nbytes in calls)
         right = "equal" if calls == run.results[0].predicted else "other"
-        lines.append(f"{name:<13}{alone:>7}{equal:>10}{total:>9,}{right:>10}")
+        more = f"{total:>9,}{right:>10}" if traffic else ""
+        lines.append(f"{name:<13}{alone:>7}{equal:>10}{more}")
     return "\n".join(lines)
 
 
 def _in_words(far: float) -> str:
     """Write a relative distance; one that rounding of float64 explains is called equal."""
-    return "equal" if far < 1e-9 else f"{far:.0e}"
+    return "equal" if far < 1e-9 else f"{far:.0%}" if far >= 0.01 else f"{far:.2%}"
 
 
 def kept_alone(world) -> tuple[int, int]:

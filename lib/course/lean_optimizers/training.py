@@ -89,6 +89,11 @@ def final(losses: Sequence[float]) -> float:
     return mean(losses[-LAST:])
 
 
+def ends(runs: dict[str, dict[int, list[float]]]) -> dict[str, list[float]]:
+    """Return for each optimizer the mean loss of the last steps, one for each seed."""
+    return {name: [final(losses) for losses in seeds.values()] for name, seeds in runs.items()}
+
+
 def _on_this_rank(train: Callable[..., list[float]], jobs: list[tuple]) -> list[tuple]:
     """Call `train` for every P-th of these jobs, beginning with this rank's."""
     own = jobs[dist.get_rank() :: dist.get_world_size()]
@@ -122,8 +127,7 @@ def rates_tried(
 def compared(runs: dict[str, dict[int, list[float]]]) -> str:
     """Write for each optimizer the bytes it keeps and its loss at the end: mean, least, most."""
     lines = [f"{'':<10}{'bytes kept':>11}{'a weight':>9}{'loss':>5}  of the seeds"]
-    for name, seeds in runs.items():
-        kept, ends = state_bytes(name, SHAPE), [final(losses) for losses in seeds.values()]
-        span = f"{min(ends):.2f} to {max(ends):.2f}"
-        lines.append(f"{name:<10}{kept:>11,}{kept / SHAPE.numel:>9.2f}{mean(ends):>5.2f}  {span}")
+    for name, own in ends(runs).items():
+        kept, span = state_bytes(name, SHAPE), f"{min(own):.2f} to {max(own):.2f}"
+        lines.append(f"{name:<10}{kept:>11,}{kept / SHAPE.numel:>9.2f}{mean(own):>5.2f}  {span}")
     return "\n".join(lines)

@@ -19,6 +19,8 @@ from lib.course.lean_optimizers import (
 )
 from lib.predict.optimizers import state_bytes
 from lib.predict.sharded.models import model
+from lib.single.optimizers import AdamW
+from lib.single.optimizers.code_maps import dynamic_values
 from tests.every import every
 
 
@@ -107,6 +109,27 @@ def test_the_linear_map_moves_a_weight_without_gradient():
     assert moves[1][0] < 1.02 * lost_moments.RATE and moves[1][1] != 0
 
 
+def lost_by_the_dynamic_map(steps: int) -> int:
+    """Give how many v of the embedding that are not 0 become 0 in blocks of 256."""
+    kept = []
+
+    def make(model, rate):
+        (weight,) = (p for name, p in model.named_parameters() if name.endswith("tokens.weight"))
+        kept.extend((weight, AdamW(model.parameters(), lr=rate)))
+        return kept[1:]
+
+    training.trained(make, 0, training.RATES["adamw"], steps)
+    weight, optimizer = kept
+    v, values = optimizer.state[weight]["exp_avg_sq"].view(-1, 256), dynamic_values(signed=False)
+    quotients = v / v.amax(1, keepdim=True).clamp(min=1e-38)
+    codes = (quotients.unsqueeze(-1) - values.float()).abs().argmin(-1)
+    return int(((values[codes] == 0) & (v > 0)).sum())
+
+
+def test_the_dynamic_map_loses_second_moments_of_the_first_step():
+    assert 1 < lost_by_the_dynamic_map(1) < 10 and lost_by_the_dynamic_map(100) == 0
+
+
 def test_8_bit_adam_with_embeddings_in_32_bits_moves_as_adamw_does():
     plain, dynamic, whole = (lost_moments.training_of(name, 1, 8) for name in
                              ("AdamW", "dynamic, embeddings fp32", "dynamic, blocks"))  # fmt: skip
@@ -133,7 +156,7 @@ def test_sharded_optimizers_are_those_of_one_device(worlds, method):
         alone, together, buffers, right = row[13:].split()
         assert together == "equal" and right == "equal" and int(buffers.replace(",", "")) > 0
         refused = method == "FSDP" and row.startswith("muon")
-        assert alone == "refused" if refused else float(alone) > 1e-3
+        assert alone == "refused" if refused else float(alone.rstrip("%")) > 0.1
 
 
 def test_a_flat_piece_alone_is_a_vector_for_adafactor(worlds):

@@ -37,6 +37,7 @@ def test_what_each_optimizer_ends_with(worlds):
     end = {name: training.final(seeds[0]) for name, seeds in runs.items()}
     assert end["muon"] < end["adamw"] - 0.1 and abs(end["adam8bit"] - end["adamw"]) < 0.03
     assert end["adamw"] + 0.05 < end["adafactor"] < end["sm3"] - 0.03
+    assert training.ends(runs) == {name: [mean] for name, mean in end.items()}
     lines = training.compared(runs).splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(training.LEAN)
     assert [int(line.split()[1].replace(",", "")) for line in lines[1:]] == [
