@@ -1,4 +1,4 @@
-"""The exercises of chapter 5: predict, write and repair."""
+"""The exercises of chapter 5: predict, repair and write."""
 
 from collections.abc import Callable
 from functools import partial

@@ -130,9 +130,10 @@ def test_a_sum_along_the_wrong_axis(world):
 
 
 def test_no_function_of_the_chapter_solves_the_repair(world):
-    """Under another name the chapter's two loops fail."""
+    """Under another name the chapter's two loops fail, and the repaired one does not write dx."""
     assert not chapter.repair.check(summa, world).solved
     assert not chapter.repair.check(backward, world).solved
+    assert not chapter.write.check(weight_gradient, world).solved
 
 
 def test_the_chapter_starts_from_the_fault_and_folds_its_mend(notebook, world):
@@ -308,6 +309,20 @@ def test_how_many_different_tiles_gathering_holds(notebook):
 def test_a_norm_of_pieces_of_rows_is_wrong_on_every_rank(notebook):
     printed = shown(notebook, "def norm_on_square").split("\n")
     assert printed[:2] == [str([True] * 4), str([False] * 4)]
+
+
+def from_the_first_rank_of_all():
+    """Broadcast along the rows from rank 0, and return what this rank is told."""
+    try:
+        dist.broadcast(torch.zeros(2), group=mesh(row=2, column=2)["column"].group, src=0)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_source_that_counts_among_all_ranks_fails_in_the_second_row(notebook, world):
+    told = world.run(from_the_first_rank_of_all)
+    assert told[:2] == [None, None] and every("Global rank 0 is not part of" in s for s in told[2:])
+    assert "`Global rank 0 is not part of group …`" in prose(notebook)
 
 
 def test_all_ranks_refuse_three_heads_with_one_message(notebook):
