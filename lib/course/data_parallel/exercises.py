@@ -40,8 +40,8 @@ predict = Numbers(
     },
     ranks=4,
     hints=(
-        "Before the first backward nobody knows in which order the gradients will be ready, so "
-        "the first step has a single bucket.",
+        "Begin with `first_step`. Does any rank know, before its first backward pass, in which "
+        "order the gradients will be ready? *Build it: buckets* ends with what DDP does then.",
         "For the third step, add up the sizes from the last parameter to the first. A bucket is "
         "full once it holds 262,144 bytes or more, and the next parameter opens another one. "
         "`exchanges(GPTShape(), 2, 2**18)` of lib.predict.data.buckets gives the list.",
@@ -89,10 +89,11 @@ write = _Buckets(
     reference=_averages,
     sizes=(1, 4, 30),
     hints=(
-        "Collect gradients in a list. Once their bytes reach the limit, join them with torch.cat, "
-        "all-reduce the result, cut it apart again, and begin a new list.",
-        "`flat.split([g.numel() for g in bucket])` cuts the sum apart, and `part.view_as(g)` gives "
-        "each part its shape back.",
+        "Compare the task with `hook_buckets`. Which of its lines do you still need if all "
+        "gradients are there from the start?",
+        "Nothing has to wait here, so no hooks and no `async_op`. The lines that remain join a "
+        "bucket's gradients with torch.cat, and cut the sum apart with `flat.split([g.numel() for "
+        "g in bucket])` and `part.view_as(g)`.",
         "After the last gradient, the list may still hold some that did not fill a bucket.",
     ),
 )
