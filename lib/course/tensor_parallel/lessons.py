@@ -155,16 +155,6 @@ def peaks_of_losses(world, losses: dict, vocabulary: int = 32_768, tokens: int =
     return "\n".join(lines)
 
 
-def shares_kept(ranks: int = 4, width: int = 128, draws: int = 10_000) -> str:
-    """Write how much the share of kept numbers of a mask varies, for equal masks and for others."""
-    draw = torch.Generator("cpu").manual_seed(0)
-    masks = torch.rand(draws, ranks, width // ranks, generator=draw, device="cpu") < 0.5
-    lines = []
-    for name, kept in (("equal", masks[:, :1].expand_as(masks)), ("different", masks)):
-        lines.append(f"{name:<10}masks, share kept: ±{kept.float().mean((1, 2)).std():.3f}")
-    return "\n".join(lines)
-
-
 class StepOf:
     """A step of a GPT that `split` has divided, on the ranks of a world; printed, it says all.
 
@@ -321,13 +311,3 @@ def diverged(shape: GPTShape, apart: int) -> str:
     except AssertionError as error:
         return str(error).partition(", by at most")[0] + "."
     return "equal"
-
-
-def logits_with_dropout(shape: GPTShape, split: bool) -> torch.Tensor:
-    """Return the logits of a GPT with dropout, in training, from one seed; whole on every rank."""
-    model = GPT(shape).double()
-    if split:
-        model = tensor_parallel(model)
-    torch.manual_seed(SEED)
-    logits = model.to(torch.get_default_device())(batch_of(shape)[0])
-    return gather_from_group(logits).detach() if split else logits.detach()

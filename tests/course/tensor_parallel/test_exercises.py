@@ -280,8 +280,6 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     assert clipped.count("equal: False") == clipped.count("equal: True") == 1
     peaks = re.findall(r"([\d.]+) × own", shown(notebook, "peaks_of_losses"))
     assert peaks == ["13.0", "5.0", "3.0"]
-    shares = re.findall(r"±([\d.]+)", shown(notebook, "shares_kept"))
-    assert round(float(shares[0]) / float(shares[1])) == 2
     whole = shown(notebook, "lessons.StepOf")
     assert "It is 10 all_reduces." in whole and whole.count("equal: True") == 2
     assert "ours as predicted: True" in whole
@@ -322,7 +320,7 @@ def test_the_activations_fall_as_the_text_says(notebook):
 def test_no_answer_is_printed_before_its_reveal(notebook):
     """Where a guess is revealed, the covered answer is the first output of the cell."""
     revealing = [c for c in notebook.cells if c.cell_type == "code" and ".reveal(" in c.source]
-    assert len(revealing) == 7
+    assert len(revealing) == 6
     for cell in revealing:
         assert "Show the answer" in cell.outputs[0].get("data", {}).get("text/html", "")
 

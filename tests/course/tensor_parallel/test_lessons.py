@@ -5,12 +5,17 @@ import torch
 
 from lib.course.tensor_parallel import lessons, slow, wall_clock
 from lib.course.tensor_parallel.stranger import Stranger
-from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
+from lib.parallel.tensor import (
+    gather_from_group,
+    tensor_parallel,
+    vocab_parallel_cross_entropy,
+)
 from lib.predict.collectives.formulas import mean_sent
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks.memory import Memory
+from lib.single import GPT
 from tests.course.machine import Machine
 from tests.course.stored_chapter import stored_chapter, text_of
 
@@ -65,15 +70,48 @@ def test_one_step_with_other_seeds_is_enough_to_diverge(world):
 def test_masks_repeat_with_equal_seeds_only(world):
     assert len(set(world.run(lessons.mask, 0))) == 1
     assert len(set(world.run(lessons.mask, 1))) == 4
-    equal, different = (float(line.split("±")[1]) for line in lessons.shares_kept().splitlines())
+
+
+def test_equal_masks_make_the_share_kept_vary_more():
+    """Four equal parts of 32 numbers are 32 independent choices, four different ones 128."""
+    draw = torch.Generator("cpu").manual_seed(0)
+    masks = torch.rand(10_000, 4, 32, generator=draw, device="cpu") < 0.5
+    equal, different = (
+        kept.float().mean((1, 2)).std().item() for kept in (masks[:, :1].expand_as(masks), masks)
+    )
     assert equal == pytest.approx(0.5 / 32**0.5, rel=0.02)
     assert different == pytest.approx(0.5 / 128**0.5, rel=0.02)
+    assert equal / different == pytest.approx(4**0.5, rel=0.03)
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "its standard deviation is √tp times as large" in text
+
+
+def logits_with_dropout(shape, split):
+    """Return the logits of a GPT with dropout, in training, from one seed; whole on every rank."""
+    model = GPT(shape).double()
+    if split:
+        model = tensor_parallel(model)
+    torch.manual_seed(4)
+    logits = model.to(torch.get_default_device())(lessons.batch_of(shape)[0])
+    return gather_from_group(logits).detach() if split else logits.detach()
 
 
 def test_dropout_on_the_cpu_is_that_of_the_plain_model(worlds):
-    plain = {"y": lessons.logits_with_dropout(NOISY, False)}
-    results = worlds(2).run(lessons.logits_with_dropout, NOISY, True)
+    plain = {"y": logits_with_dropout(NOISY, False)}
+    results = worlds(2).run(logits_with_dropout, NOISY, True)
     assert lessons.same([{"y": z} for z in results], plain)
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "on the CPU a GPT in training gives the logits of the plain GPT" in text
+
+
+def test_a_head_whose_size_is_written_cannot_be_cut():
+    """The chapter's -1 lets PyTorch infer 2 numbers a head; 8 would have raised."""
+    own = torch.zeros(2, 16, 8)
+    assert own.unflatten(-1, (4, -1)).shape == (2, 16, 4, 2)
+    with pytest.raises(RuntimeError):
+        own.unflatten(-1, (4, 8))
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "Write the head's size instead of -1, and PyTorch raises an error" in text
 
 
 def test_a_state_of_four_ranks_is_read_by_two(world, worlds):

@@ -149,7 +149,9 @@ def test_an_all_gather_needs_two_numbers_and_all_reduces_three(world, notebook, 
     (cell,) = [c for c in notebook.cells if "def split_loss" in c.source]
     defined = {"torch": torch, "dist": dist}
     (operators,) = [c.source for c in notebook.cells if "class Sum(" in c.source]
+    (places,) = [c.source for c in notebook.cells if "def locate" in c.source]
     exec(operators.partition("world = World(4)")[2], defined)
+    exec(places.partition("def split_embedding")[0], defined)
     exec(cell.source.partition("whole_loss =")[0], defined)
     recorded = world.record(losses_of_large_logits, defined["split_loss"])
     for own, whole in recorded.results:
@@ -167,7 +169,7 @@ def test_a_vocabulary_that_does_not_divide_gives_wrong_rows_and_no_error(world, 
     (operators,) = [c.source for c in notebook.cells if "class Sum(" in c.source]
     defined = {"torch": torch, "dist": dist, "own": lessons.own}
     exec(operators.partition("world = World(4)")[2], defined)
-    exec(cell.source.partition("tokens, rows =")[0], defined)
+    exec(cell.source.partition("tokens = lessons")[0], defined)
     for words, wrong in ((256, False), (258, True)):
         rows, tokens = torch.arange(1.0, words + 1)[:, None], torch.arange(words)[None]
         for answer in world.run(defined["split_embedding"], tokens, rows):
@@ -311,10 +313,11 @@ def test_the_modules_of_the_stranger_are_those_of_the_text(text):
 
 def test_a_guess_is_not_answered_before_it(notebook):
     """The opening has the pictures and sharding lines, and no collective of a split."""
-    opening = "\n".join(cell.source for cell in notebook.cells[:3])
+    opening = "\n".join(cell.source for cell in notebook.cells[:5])
     before, _, _ = opening.partition("**Guess.**")
     assert before != opening and "all_reduce" not in before and "+tp" not in before
-    assert "nothing is sent" not in before
+    drawn = shown(notebook, 'shards("column"')
+    assert "sent by all ranks: 0 bytes" in drawn and "all_reduce" not in drawn
 
 
 def test_every_world_of_going_further_is_closed(notebook):
