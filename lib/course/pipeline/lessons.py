@@ -1,6 +1,7 @@
 """Functions that chapter 6 uses repeatedly: runs in slow motion, bytes kept, times of stages."""
 
 from collections import Counter
+from collections.abc import Callable
 from statistics import median
 from textwrap import fill
 
@@ -16,6 +17,28 @@ from lib.predict.pipeline.play import Costs, Run, play
 from lib.ranks.memory import Memory
 from lib.single.split import SplitBackward
 from lib.single.train import next_token_loss
+
+
+def check_against(truth: dict[str, torch.Tensor]) -> Callable[[list[dict]], str]:
+    """Return a function that compares the gradients of a pipeline's ranks with `truth`, by name.
+
+    The function takes a list with a dict of gradients from each rank, and returns a sentence if all
+    gradients are there and equal. Otherwise it raises AssertionError, with the name of one that is
+    missing or differs.
+    """
+
+    def check(gradients_by_rank):
+        gradients = {name: g for of_rank in gradients_by_rank for name, g in of_rank.items()}
+        if gradients.keys() != truth.keys():
+            name = min(gradients.keys() ^ truth.keys())
+            where = "the ranks' results" if name in truth else "the plain model"
+            raise AssertionError(f"The gradient of {name} is missing in {where}.")
+        for name, expected in truth.items():
+            if not torch.allclose(gradients[name], expected, rtol=1e-9, atol=1e-12):
+                raise AssertionError(f"The gradient of {name} is not the plain model's.")
+        return f"all {len(truth)} gradients are the plain model's"
+
+    return check
 
 
 def one_step(make_model, order: Schedule, batch) -> None:

@@ -8,6 +8,7 @@ from lib.course.pipeline.bubbles import Score, idle_share, score, table, table_o
 from lib.predict.pipeline import schedules as rules
 from lib.predict.pipeline.play import Costs, play
 from lib.predict.pipeline.schedules import repeated
+from tests.course.stored_chapter import stored_chapter, text_of
 
 
 def test_thin_stages_do_the_work_of_a_thick_one():
@@ -154,6 +155,10 @@ def early_recomputation(p: int, m: int) -> float:
 
 def test_recomputation_before_the_gradient_arrives_takes_41_as_the_chapter_says():
     """With m = 4p its ranks still idle for 12.3 % of the time."""
+    text = text_of(stored_chapter("06-pipeline-bubbles"))
+    assert "the makespan of GPipe grows from 33 to 44." in text
+    assert "The makespan is 8 · 4 + 3 · 3 = 41." in text
+    assert "16 · 4 + 3 · 3 = 73, of which 9/73 = 12.3 % are idle." in text
     for p, m, makespan in ((4, 8, 41), (4, 16, 73)):
         assert early_recomputation(p, m) == makespan == m * (1 + 1 + 2) + (p - 1) * (1 + 2)
     assert f"{1 - 16 * 4 / early_recomputation(4, 16):.1%}" == "12.3%"

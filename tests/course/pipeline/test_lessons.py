@@ -10,6 +10,7 @@ from lib import RankError
 from lib.course.pipeline.bubbles import idle_share
 from lib.course.pipeline.lessons import (
     bytes_by_rank,
+    check_against,
     gradients_for_w,
     idle_shares,
     in_slow_motion,
@@ -103,6 +104,19 @@ def test_gradients_wait_for_their_w_on_real_ranks_as_many_as_predicted(worlds, r
     assert run.peak_bytes[1] == of_each[1] * (2 if rule is rules.zb_h1 else 3)
 
 
+def test_gradients_of_ranks_are_checked_against_those_of_the_plain_model():
+    truth = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    check = check_against(truth)
+    assert check([{"b": truth["b"]}, {"a": truth["a"]}]) == "all 2 gradients are the plain model's"
+    for wrong, words in (
+        ([{"a": truth["a"]}, {"b": torch.tensor([3.001])}], "of b is not the plain model's."),
+        ([{"a": truth["a"]}, {}], "of b is missing in the ranks' results."),
+        ([truth, {"c": truth["a"]}], "of c is missing in the plain model."),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            check(wrong)
+
+
 def test_bytes_by_rank_stand_in_columns():
     text = bytes_by_rank({"GPipe": [245_760, 4], "1F1B": (55_040, 0)})
     assert text == "GPipe  245,760        4\n1F1B    55,040        0"
@@ -184,6 +198,19 @@ def test_half_of_the_gain_comes_from_splitting_b_if_w_adds_within_its_product():
     assert told.replace("%", " %") in text
     assert f"ZB-H2 has {100 * shares[3]:.1f} %.)" in text
     assert (shares[0] - shares[1]) / (shares[0] - shares[2]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_times_of_stage_3_of_zb_v_are_those_of_the_text():
+    """Chapter 6: F, I and W of a stage that is one layer, and the addition that is part of W."""
+    costs = costs_of_the_chapter(rules.zb_v(8, 8))
+    parts = costs.forward, costs.backward_input, costs.backward_weight, costs.accumulate
+    forward, of_input, of_weights, added = (f"{1e6 * each[3]:.0f}" for each in parts)
+    text = text_of(stored_chapter("06-pipeline-bubbles"))
+    assert f"on stage 3, they take {forward}, {of_input} and {of_weights} µs" in text
+    assert f"764 MB at the H100's 3.35 TB/s take {added} µs" in text
+    shorter = 1e6 * (costs.backward_weight[3] - costs.accumulate[3])
+    assert f"W would take {of_weights} − {added} = {shorter:.0f} µs, 0.66 of I's time" in text
+    assert f"{shorter / (1e6 * costs.backward_input[3]):.2f}" == "0.66"
 
 
 def test_zb_v_gains_by_a_w_that_adds_within_its_product_but_its_span_is_not_smaller():
