@@ -1,7 +1,6 @@
 """What exchanges cost in chapter 2: predicted bytes and times of GPT-2's, measured times here."""
 
 import functools
-from math import log2
 from statistics import median
 
 import torch
@@ -12,7 +11,7 @@ from lib.parallel.data.buckets import Bucket
 from lib.parallel.data.compressors.base import Gathered
 from lib.predict.collectives.formulas import fit
 from lib.predict.collectives.nodes import all_reduce, nodes_of
-from lib.predict.data import compression, gossip, sparse
+from lib.predict.data import compression, sparse
 from lib.predict.data.compression import Call
 from lib.predict.data.ddp_step import parts_of_step
 from lib.predict.hardware import Sweep, link, sweep
@@ -25,9 +24,7 @@ SHAPES = [parameter.shape for parameter in GPT2.parameters]
 LINKS = ("NVLink4", "InfiniBand NDR", "Ethernet 100")
 SENDERS = ("plain", "top 1 %", "4 bits", "sign", "PowerSGD")
 IN_PIECES = "4 bits, all-to-all"
-WHEN_4_BITS_SEND_MORE = """Gathered quantisation sends 4 bits in place of 32 for each number, and a
-scale of 32 bits for each 512. From how many ranks on does a rank send more than in a plain
-all-reduce, 2(n−1)/n · S?"""
+CURVES = (*SENDERS, IN_PIECES, "16 bits")
 
 
 # --- predicted
@@ -38,6 +35,7 @@ def calls_of(name: str, shapes, ranks: int) -> list[Call]:
     shapes = list(shapes)
     calls = {
         "plain": lambda: compression.plain(shapes),
+        "16 bits": lambda: compression.cast(shapes, ranks),
         "top 1 %": lambda: compression.top_k(shapes, ranks, 0.01),
         "no feedback": lambda: compression.top_k(shapes, ranks, 0.01),
         "4 bits": lambda: compression.quantized(shapes, ranks, 4),
@@ -133,7 +131,7 @@ def sends_more_from(name: str) -> int:
 
 def bytes_by_ranks(many) -> dict:
     """Return for each method the bytes that a rank sends for GPT-2's gradient, by ranks."""
-    return {name: (many, [gpt2_bytes(name, n) for n in many]) for name in (*SENDERS, IN_PIECES)}
+    return {name: (many, [gpt2_bytes(name, n) for n in many]) for name in CURVES}
 
 
 # --- tables
@@ -167,18 +165,6 @@ def pays_off(world, hooks: dict, many=(4, 16, 64)) -> str:
             both = [f"{(a + b) * 1e3:8.1f}" for a, b in zip(times, moving)]
             lines.append(f"  {name:<13}" + "".join(both))
     return "\n".join(lines)
-
-
-def agreement_costs(left: float, many=(8, 16, 64, 256)) -> str:
-    """Write the rounds and the sent bytes, in S, until that share of the disagreement is left."""
-    title = "  ring g.   pairs    ring   halving"
-    above, below = ["rounds" + title], ["S sent" + title]
-    for n in many:
-        ring, pairs = (gossip.rounds_until(left, kind, n) for kind in ("ring", "pairs"))
-        above.append(f"n = {n:<4}{ring:7,}{pairs:8}{2 * (n - 1):8}{2 * log2(n):10.0f}")
-        exact = 2 * (n - 1) / n
-        below.append(f"n = {n:<4}{2 * ring:7,}{pairs:8}{exact:8.2f}{exact:10.2f}")
-    return "\n".join([*above, *below])
 
 
 # --- measured

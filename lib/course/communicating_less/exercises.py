@@ -38,8 +38,8 @@ predict = Numbers(
     kinds={"waiting": "ms", "top_k": "sent bytes", "sign": "sent bytes"},
     ranks=RANKS,
     hints=(
-        "In 12 rounds, five have a worker that takes 12 ms, and all others wait for it. The other "
-        "rounds take 1 ms.",
+        "Start with `waiting`: how long does a round take if one worker in it is slow, and how "
+        "long if none is? Then count the rounds of each kind.",
         "Top-k keeps 10,000 entries of 8 bytes. In an all-gather each rank passes on the messages "
         "of all the others: n-1 of them. Sign sends one bit for each number and one scale.",
         "Eight bits send (n-1) messages of S/4 bytes and a few for the scales: set that equal to "

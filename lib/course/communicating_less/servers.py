@@ -72,23 +72,23 @@ def equally_stale(staleness: int) -> list[Update]:
 
 
 def server_losses(world, bounds, stalenesses=(0, 1, 2)) -> str:
-    """Train with each bound, and with equally stale gradients, and write the test losses.
+    """Train with equally stale gradients, and with each bound, and write the test losses.
 
     The server trains from the first seed. The other seeds, and the equally stale gradients, are
     replayed. Raises AssertionError where the server and its replay differ.
     """
     heads = [f"rate {rate}, {len(seeds)} seeds" for rate, seeds in RATES.items()]
-    lines = [f"bound  {heads[0]:<21}{heads[1]}"]
+    lines = [f"       {heads[0]:<21}{heads[1]}", "every gradient stale by"]
+    for staleness in stalenesses:
+        by_rate = [replayed(equally_stale(staleness), *pair) for pair in RATES.items()]
+        lines.append(row_of_losses(staleness, by_rate))
+    lines.append("bound")
     for bound in bounds:
         by_rate = [replayed(stragglers_run(bound).updates, *pair) for pair in RATES.items()]
         for (rate, seeds), replays in zip(RATES.items(), by_rate):
             loss_of_server = world.run(served, bound, rate, seeds[0])[0]
             assert isclose(loss_of_server, replays[0], rel_tol=1e-4)
         lines.append(row_of_losses(bound, by_rate))
-    lines.append("stale (every gradient equally)")
-    for staleness in stalenesses:
-        by_rate = [replayed(equally_stale(staleness), *pair) for pair in RATES.items()]
-        lines.append(row_of_losses(staleness, by_rate))
     return "\n".join(lines)
 
 
