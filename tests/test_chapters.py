@@ -220,33 +220,6 @@ def test_six_ways_to_all_reduce_equal_their_formulas(ranks):
         assert (int(rounds), int(sent)) == (counted.rounds, max(counted.sent))
 
 
-def test_three_lost_ranks_are_told_and_the_ranks_live(ranks):
-    text = shown(cell_of(ranks, "def no_data_on_rank_2"))
-    assert "rank 2 raised AssertionError: no data left" in text
-    assert "ranks 0, 1 and 3 were left waiting in all_reduce" in text
-    assert "rank 0 waits for ever" in text and "they wait for each other" in text
-    assert text.count("The ranks keep what you made on them.") == 3
-    assert "still alive: ranks [0, 1, 2, 3]" in text.splitlines()
-
-
-def test_pytorch_alone_blames_a_connection_and_waits_for_its_limit(ranks):
-    shown_text = shown(cell_of(ranks, "pytorch_reports"))
-    text = re.sub(r"\n {4}", " ", shown_text)  # lines are wrapped
-    question, answer, *reports = shown_text.splitlines()
-    assert len(reports) > 15 and max(map(len, reports)) <= 44
-    (output,) = cell_of(ranks, "pytorch_reports").outputs  # the reports are covered with the answer
-    assert question.startswith("gloo, ") and answer == "It is an error at once."
-    assert "<pre>----- no_data_on_rank_2" in output.data["text/html"].partition("<summary>")[2]
-    failed, alone, sends = text.split("----- ")[1:]
-    assert "rank 2  AssertionError: no data left" in failed
-    assert "ranks 0, 1, 3  RuntimeError" in failed and "Connection closed by peer" in failed
-    assert "rank 0  RuntimeError" in alone and "Timed out waiting 2000ms" in alone
-    assert "ranks 1, 2, 3  no error" in alone
-    assert "ranks 0, 1, 2, 3  RuntimeError" in sends and "Timed out waiting 2000ms" in sends
-    assert "(The course's note, not PyTorch's words:" in sends
-    assert "It is an error at once." in text
-
-
 def test_the_training_time_is_the_published_one(ranks):
     from lib.predict.flops import training_flop
     from lib.predict.shape import GPTShape
