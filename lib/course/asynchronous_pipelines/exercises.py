@@ -35,9 +35,11 @@ predict = Numbers(
     },
     close=0.0,
     hints=(
-        "Draw the picture: versions(weight_versions(schedules.pipedream(8, 20), 'stashing')).",
+        "Begin with stage 2 and stashing. Which microbatches are between their forward and their "
+        "backward there, and which version does each of them need?",
         "With stashing, stage s of p starts p - 1 - s forwards before its first backward. Each of "
-        "these microbatches needs its version, and the newest version counts too.",
+        "these microbatches needs its version, and the newest version counts too. To see the "
+        "versions, draw versions(weight_versions(schedules.pipedream(8, 20), 'stashing')).",
         "With vertical sync every stage uses the version that stage 0 had. With 2BW microbatch j "
         "belongs to batch j // m, and batch t uses version t - 1.",
         "In the full pipe, p microbatches are between their forward and their backward on stage 0 "
