@@ -142,10 +142,11 @@ write = _Write(
     words="x of [3, {}]",
     names=("y", "the gradient of x", "the gradient of up", "the gradient of down"),
     hints=(
-        "Inside `forward` of an autograd function nothing is recorded, so `function(x)` keeps "
-        "nothing. Keep x with ctx.save_for_backward(x), and the function as ctx.function.",
-        "In `backward` take x.detach().requires_grad_(), and run the function again inside "
-        "torch.enable_grad().",
+        "Inside `forward` of an autograd function autograd builds no graph, so `function(x)` keeps "
+        "nothing by itself. `backward` sees ctx and dy only: what does it need to run the function "
+        "again, and how does that get into ctx?",
+        "The function is no tensor, so keep it as an attribute, such as ctx.function. `backward` "
+        "builds no graph either, unless you ask for one, as `run_again` of *Build it* does.",
         "y.backward(dy) on the result of the second run adds the gradients of the weights. Return "
         "None for the function, and the gradient of the detached x.",
     ),
@@ -210,7 +211,7 @@ repair = _Repair(
     names=("the gradient of x", "the gradient of the weight", "what is drawn afterwards"),
     hints=(
         "The second run draws other random numbers than the first, so it drops other entries. What "
-        "decides which numbers `torch.rand` draws?",
+        "decides which numbers `torch.rand` draws, and when can you still read it?",
         "Before the first run note torch.get_rng_state(), and before the second run set it with "
         "torch.set_rng_state(state).",
         "The second run must leave no trace: what is drawn after backward has to be what it would "

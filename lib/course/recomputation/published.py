@@ -1,6 +1,5 @@
 """Recomputation as Korthikanti and others measured it, beside what we predict."""
 
-from lib.predict.recompute.published import TABLE_5
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import (
     RANKS,
@@ -23,12 +22,4 @@ def one_layer() -> str:
     for name, published, predicted in rows:
         parts = (f"{ms:5.1f} ms{ms / (forward + backward):>4.0%}" for ms in (published, predicted))
         lines.append(f"{name:<17}" + "".join(f"{part:>12}" for part in parts))
-    return "\n".join(lines)
-
-
-def whole_steps() -> str:
-    """Write the seconds of an iteration with all layers recomputed, and with the paper's both."""
-    lines = ["iteration    all     both  gain"]
-    for name, (full, present) in TABLE_5.items():
-        lines.append(f"{name:<9}{full:>5.2f} s{present:>7.2f} s{full / present - 1:>6.1%}")
     return "\n".join(lines)

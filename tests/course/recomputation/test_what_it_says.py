@@ -20,7 +20,7 @@ from lib.draw import keep
 from lib.predict.recompute import best, every, none, square_root, use_of
 from lib.predict.recompute.budget import smallest_peak
 from lib.predict.recompute.costs import backward_of
-from lib.predict.recompute.published import FIGURE_7
+from lib.predict.recompute.published import FIGURE_7, TABLE_5
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.shape import GPTShape
@@ -203,7 +203,7 @@ def test_an_early_stop_leaves_out_the_last_product_of_each_block(text):
     assert counts[False] == pytest.approx(4 / 3 * counts[None], rel=0.005)
     assert counts[True] == counter.get_total_flops()
     assert counts[True] == pytest.approx((1 + 16 / 72) * counts[None], rel=0.005)
-    assert "16/72 = 22 % remain" in text
+    assert 16 / 72 == 2 / 9 and "the operations grow by 2/9 = 22 %" in text
 
 
 def test_the_selective_checkpoint_of_the_chapter_is_the_librarys(notebook):
@@ -262,12 +262,50 @@ def test_the_products_in_the_list_are_computed_once(text):
 
 
 def test_a_layer_keeps_the_published_bars(notebook):
-    rows = shown(notebook, "ways = (34 + scores)").split("\n\n")[0].splitlines()[1:]
+    rows = shown(notebook, '"sequence parallel": (34 + scores)').splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["22B", "175B", "530B"]
     for row in rows:
-        name, *printed = row.split()
+        name, alone, *printed = row.split()
+        assert alone == "100.0%"
         bars = zip(printed, FIGURE_7[name], strict=True)
         assert every_one(abs(float(a.rstrip("%")) - b) <= 0.1 for a, b in bars)
+
+
+def test_the_published_iterations(text):
+    everything, both = TABLE_5["22B"]
+    took = f"{both:.2f} s with *both* and {everything:.2f} s with *all*"
+    assert f"Iterations of 22B took {took}" in text
+    assert round(100 * (everything / both - 1)) == 29
+    assert "*both* ran 29 % more steps an hour" in text
+
+
+def test_the_compilers_budget_is_off_by_default(text):
+    """That a smaller share keeps less is tested in tests/single/recompute."""
+    config = pytest.importorskip("torch._functorch.config")
+    assert config.activation_memory_budget == 1.0
+    assert "a share below 1.0, its default" in text
+
+
+def test_the_example_of_the_checkpoint_is_told_in_its_order(notebook, text):
+    """The numbers 0 and 1 are saved, and 1 is asked for first, while the function ran once."""
+    space, events = {"torch": torch}, []
+    (cell,) = [c for c in notebook.cells if "def checkpoint(function, x)" in c.source]
+    exec(cell.source, space)
+    real = space["saved_tensors_hooks"]
+
+    def noted(pack, unpack):
+        def note(name, hook):
+            return lambda value: events.append((name, hook.__name__)) or hook(value)
+
+        return real(note("pack", pack), note("unpack", unpack))
+
+    space["saved_tensors_hooks"] = noted
+    x = torch.ones(3, requires_grad=True)
+    space["checkpoint"](lambda x: x.sin().exp(), x).sum().backward()
+    names = [name for _, name in events]
+    assert names == ["forget", "forget", "remember", "catch", "catch", "remember"]
+    assert torch.equal(x.grad, x.detach().sin().exp() * x.detach().cos())
+    assert "calls `remember(1)`. So the function runs again, and `catch` collects both" in text
 
 
 def test_a_stage_holds_less_with_checkpoints(text):
