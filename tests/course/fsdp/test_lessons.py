@@ -1,11 +1,14 @@
 """Chapter 3's small experiments: what each shows on real ranks."""
 
+import re
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lib.course.fsdp import lessons, published, slow_chain, wall_clock
@@ -18,6 +21,7 @@ from lib.predict.sharded.fsdp_step import fsdp_step
 from lib.predict.sharded.states import held, keeping
 from lib.single import GPT, Batches, next_token_loss, share
 from tests.course.machine import Machine
+from tests.course.stored_chapter import stored_chapter
 from tests.every import every
 
 SHAPE = GPTShape(width=16, layers=2, heads=2, sequence=16)
@@ -360,3 +364,33 @@ def test_ranks_of_any_factor_have_the_same_prediction():
         usual = fsdp_step(lessons.LARGE, rows, slow_chain.speeds(), prefetch=limit)
         assert list(step) == list(usual)
     assert every("all_gather × 16" in text and "dashed: predicted" in text for text in drawn)
+
+
+PRINTED = re.compile(r"```python\n(import torch\.distributed\.checkpoint.*?)```", re.S)
+
+
+def saved_whole(shape, wrap, folder):
+    """Save what `fully_shard` keeps on every rank; return the whole weights."""
+    torch.manual_seed(5)
+    model = GPT(shape)
+    wrap(model)
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder)
+    return [p.full_tensor() for p in model.parameters()]
+
+
+def loaded_whole(code, shape, wrap, folder):
+    """Run the chapter's lines on every rank; return the whole weights of the model."""
+    names = {"torch": torch, "GPT": GPT, "shape": shape, "theirs": wrap, "folder": folder}
+    exec(code, names | {"device": "cpu"}, names)
+    return [p.full_tensor() for p in names["model"].parameters()]
+
+
+def test_the_printed_lines_load_a_checkpoint_on_another_number_of_ranks(worlds, tmp_path):
+    (cell,) = [c for c in stored_chapter("03-fsdp").cells if PRINTED.search(c.source)]
+    assert "dcp.save(get_model_state_dict(model), checkpoint_id=folder)" in cell.source
+    code, folder = PRINTED.search(cell.source)[1], str(tmp_path / "weights")
+    before = worlds(4).run(saved_whole, SHAPE, theirs, folder)
+    after = worlds(2).run(loaded_whole, code, SHAPE, theirs, folder)
+    assert len(before[0]) > 20
+    for rank in after:
+        assert every(map(torch.equal, rank, before[0]))

@@ -350,3 +350,19 @@ def test_the_times_of_the_offloaded_step_in_the_text_are_predicted(notebook):
     assert f"All copies but the last one up ({1e3 * up[-1].seconds:.1f} ms) hide" in text
     assert f"when backward is over, at {1e3 * host[0].start:.1f} ms" in text
     assert f"the first gradient arrives at {1e3 * down[0].end:.1f} ms" in text
+
+
+def test_rows_that_hide_gradients_in_float32_are_half_as_many_again(notebook):
+    """A row has 2 FLOP a weight in forward and 4 in backward; 2 bytes, then 2 + 4, are sent."""
+    peak, bandwidth = gpu("H100").peak["bf16"], link("NVLink4").bandwidth
+    forward, backward = 2 / bandwidth / (2 / peak), (2 + 4) / bandwidth / (4 / peak)
+    text = text_of(notebook)
+    assert round(forward, -2) == 2200 and "= 2,200 rows" in text
+    assert backward == pytest.approx(1.5 * forward)
+    assert "gradients are summed in float32, backward needs 1.5 times as many" in text
+
+
+def test_the_embedding_and_the_head_are_an_eighth_of_llama(notebook):
+    llama, text = model("Llama 3 8B"), text_of(notebook)
+    both = 2 * llama.vocabulary * llama.width
+    assert f"{both / 1e9:.2f} of {llama.numel / 1e9:.2f} billion parameters" in text
