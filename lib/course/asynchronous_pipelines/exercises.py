@@ -30,8 +30,8 @@ predict = Numbers(
     answers={
         "kept_by_stage_2": lambda: versions_kept(_EIGHT, "stashing")[2],
         "behind_on_stage_7": _behind_on_stage_7,
-        "version_of_20": lambda: weight_versions(_EIGHT, "2BW", 8)[0][20].forward,
-        "updates_by_20": lambda: weight_versions(_EIGHT, "latest", 8)[0][20].forward,
+        "version_of_23": lambda: weight_versions(_EIGHT, "2BW", 8)[0][23].forward,
+        "updates_by_23": lambda: weight_versions(_EIGHT, "latest", 8)[0][23].forward,
     },
     close=0.0,
     hints=(

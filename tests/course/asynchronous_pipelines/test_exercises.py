@@ -25,16 +25,16 @@ def world(worlds):
 
 def test_the_answers_are_closed_forms():
     answers = {name: answer() for name, answer in chapter.predict.answers.items()}
-    p, m, j = 8, 8, 20
+    p, m, j = 8, 8, 23
     assert answers == {
         "kept_by_stage_2": p - 2,
         "behind_on_stage_7": p - 1,
-        "version_of_20": max(j // m - 1, 0),
-        "updates_by_20": (j + 1 - p) // m,
+        "version_of_23": max(j // m - 1, 0),
+        "updates_by_23": (j + 1 - p) // m,
     }
     assert chapter.predict.check(**answers).solved
-    wrong = chapter.predict.check(**answers | {"version_of_20": 2})
-    assert not wrong.solved and "version_of_20: 2 is too much" in wrong.text
+    wrong = chapter.predict.check(**answers | {"version_of_23": 2})
+    assert not wrong.solved and "version_of_23: 2 is too much" in wrong.text
     assert chapter.predict.check().text.startswith("Not solved yet: no number is there.")
 
 
