@@ -24,6 +24,16 @@ def of_all_ranks(speeds, *, own_links: bool = False) -> str:
     return _by_ranks_and_width(lambda ranks, width: _beside_1d(best[ranks, width]))
 
 
+def a_grid_wins_from(*links) -> int:
+    """Return from how many ranks on a grid is the fastest at every width, on all of these links.
+
+    `links` are the speeds of a device with each link.
+    """
+    best = [where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), link) for link in links]
+    still_1d = [n for wins in best for (n, _), winner in wins.items() if winner.name == "1D"]
+    return min(ranks for ranks in MANY_RANKS if ranks > max(still_1d, default=0))
+
+
 def fastest_replicas(ranks: int, width: int, speeds) -> tuple[tuple[int, int], float]:
     """Return the fastest pair (ranks of a 1D group, groups), and its seconds.
 
@@ -78,13 +88,14 @@ def hosts_beside_grids() -> dict[str, dict[int, float]]:
     The first line is 1D over NVLink 4 in each of 8 hosts, with an eighth of the 64 samples, and
     then an all_reduce of the gradients over InfiniBand NDR. The next two are its backward pass and
     this all_reduce alone, and the fourth hides as much of one under the other as is possible at
-    best. The fifth is a square whose rows are the hosts. The last two are the fastest grid of 64
-    ranks, all joined by links of one kind.
+    best. The fifth is a square whose rows are the hosts. The next two are the fastest grid of 64
+    ranks, all joined by links of one kind. The last one is the fastest 1D × data, overlapped, if
+    NVLink 4 joins all ranks.
     """
     inside, between = (roofline.speeds("H100", link) for link in ("NVLink4", "InfiniBand NDR"))
     names = ("1D × data", "  backward", "  all_reduce", "  overlapped")
-    grids = ("8×8 over hosts", "grid, InfiniBand", "grid, NVLink 4")
-    lines = {name: {} for name in (*names, *grids)}
+    others = ("8×8 over hosts", "grid, InfiniBand", "grid, NVLink 4", "1D×data, NVLink 4")
+    lines = {name: {} for name in (*names, *others)}
     for width in LARGE_WIDTHS:
         host = replicated_seconds(64, width, inside, between)[8, 8]
         times = [host.exposed, host.backward, host.sums, host.overlapped]
@@ -92,6 +103,7 @@ def hosts_beside_grids() -> dict[str, dict[int, float]]:
         for link in (between, inside):
             found = layer_seconds(64, width, link)
             times.append(min(time for name, time in found.items() if name != "1D"))
+        times.append(min(t.overlapped for t in replicated_seconds(64, width, inside).values()))
         for line, seconds in zip(lines.values(), times):
             line[width] = seconds
     return lines

@@ -11,6 +11,7 @@ from lib.course.tensor_grids import exercises as chapter
 from lib.course.tensor_grids import lessons, winners
 from lib.predict.collectives.formulas import mean_sent
 from lib.predict.roofline import speeds
+from lib.predict.tensor import where_each_wins
 from lib.predict.tensor.grid_costs import published, recounted
 from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
@@ -294,7 +295,7 @@ def test_one_broadcast_needs_as_many_transfers_in_a_ring_as_in_a_tree(notebook):
     assert (round(published_stack / 4, 2), round(depth, 2)) == (0.7, 0.09)
     ours = lessons.counted(RankGrid("2.5d", 4, 4))
     assert ours == pytest.approx(published_stack / 4 + depth)
-    assert "it is a quarter, 0.70, and dW's all_reduce over depth adds 0.09" in prose(notebook)
+    assert "2.81 ÷ 4 = 0.70. dW's all_reduce over depth adds 0.09." in prose(notebook)
 
 
 def test_how_many_different_tiles_gathering_holds(notebook):
@@ -309,6 +310,19 @@ def test_how_many_different_tiles_gathering_holds(notebook):
 def test_a_norm_of_pieces_of_rows_is_wrong_on_every_rank(notebook):
     printed = shown(notebook, "def norm_on_square").split("\n")
     assert printed[:2] == [str([True] * 4), str([False] * 4)]
+
+
+def test_a_norm_of_a_part_alone_looks_normalised(notebook):
+    """Without the exchange the cell's norm is torch's layer norm of the part."""
+    source = next(cell.source for cell in notebook.cells if cell.id == "brea0001")
+    names = {"torch": torch, "dist": dist}
+    exec(source.split("\n\n\n")[0], names)
+    part = torch.randn(8, 6, generator=torch.Generator("cpu").manual_seed(0), device="cpu").double()
+    alone = names["norm"](part, None, False)
+    assert torch.allclose(alone, torch.nn.functional.layer_norm(part, [6]))
+    assert torch.allclose(alone.mean(1), torch.zeros(8).double())
+    assert torch.allclose(alone.var(1, correction=0), torch.ones(8).double(), atol=1e-3)
+    assert "each part by itself has mean 0 and variance 1" in prose(notebook)
 
 
 def from_the_first_rank_of_all():
@@ -336,3 +350,23 @@ def test_the_published_gains_of_a_cube_are_as_far_from_ours_as_the_text_says():
     for one, published_one, below, above in ((0, 2.32, 13, 67), (1, 1.57, -27, 15)):
         errors = [100 * (pair[one] / published_one - 1) for pair in gains.values()]
         assert (round(min(errors)), round(max(errors))) == (below, above)
+
+
+def test_a_cube_that_keeps_what_it_gathered_is_further_from_the_published_gains(
+    notebook, monkeypatch
+):
+    """As Colossal-AI's does: backward gathers dy alone."""
+
+    def keeping(grid, tokens, inputs, outputs, at, itemsize, own_links):
+        moves = linear_moves(grid, tokens, inputs, outputs, bias=False, itemsize=itemsize)
+        x, w, y, dy, _, _, dw, dx = [at.moving(m.op, m.ranks, m.bytes) for m in moves.all]
+        m, k, n = (size // grid.side for size in (tokens, inputs, outputs))
+        product = at.compute(2 * m * k * n, (m * k + k * n + m * n) * itemsize)
+        return x + w + product + y + dy + product + max(product, dw) + dx
+
+    monkeypatch.setattr(where_each_wins, "_on_cube", keeping)
+    gains = winners.gains_of_a_cube(speeds("V100", "InfiniBand EDR", "fp16")).values()
+    lines, squares = zip(*gains)
+    assert (round(min(lines), 1), round(max(lines), 1)) == (3.2, 4.6)
+    assert (round(min(squares), 1), round(max(squares), 1)) == (1.3, 2.2)
+    assert "between 3.2 and 4.6, and 2D ÷ 3D between 1.3 and 2.2" in prose(notebook)
