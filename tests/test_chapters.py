@@ -248,12 +248,7 @@ def test_the_cost_models_and_the_published_times_are_what_the_text_says(ranks):
 
     lines = shown(cell_of(ranks, "formulas.cost(m, 64")).splitlines()
     printed = [line.replace(",", "").split() for line in lines[2:6]]
-    assert [name for name, *_ in printed] == [
-        "linear",
-        "logarithmic",
-        "constant",
-        "ring",
-    ]
+    assert [name for name, *_ in printed] == ["central", "tree", "bytes", "ring"]
     nvlink = link("NVLink4")
     kilo, mega, giga = (
         {name: formulas.cost(name, 64, 10**e, nvlink.alpha, nvlink.beta) for name, *_ in printed}
@@ -264,11 +259,11 @@ def test_the_cost_models_and_the_published_times_are_what_the_text_says(ranks):
             assert float(time) == pytest.approx(cost * 1e6, abs=0.51)
     text = text_of(ranks)
     assert "280 ms for 1 GB, while a ring needs 5 ms" in text
-    assert (round(giga["linear"] * 1e3), round(giga["ring"] * 1e3)) == (280, 5)
-    assert kilo["ring"] / kilo["logarithmic"] > 10 and giga["logarithmic"] / giga["ring"] > 5
-    assert "9 % below the ring" in text and round(giga["constant"] / giga["ring"], 2) == 0.91
+    assert (round(giga["central"] * 1e3), round(giga["ring"] * 1e3)) == (280, 5)
+    assert kilo["ring"] / kilo["tree"] > 10 and giga["tree"] / giga["ring"] > 5
+    assert "9 % below the ring" in text and round(giga["bytes"] / giga["ring"], 2) == 0.91
     below = [
-        formulas.cost("logarithmic", n, 10**6, nvlink.alpha, nvlink.beta)
+        formulas.cost("tree", n, 10**6, nvlink.alpha, nvlink.beta)
         < formulas.cost("ring", n, 10**6, nvlink.alpha, nvlink.beta)
         for n in range(2, 513)
     ]

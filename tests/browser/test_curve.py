@@ -21,7 +21,7 @@ def measured():
 
 def models():
     lines = {m: (RANKS, [cost(m, n, 10**6, 5e-6, 2.5e-12) for n in RANKS])
-             for m in ("linear", "logarithmic", "constant")}  # fmt: skip
+             for m in ("central", "tree", "bytes")}  # fmt: skip
     return curve(None, lines, x=("ranks", ""))
 
 
@@ -77,7 +77,7 @@ def test_lines_are_read_at_their_corners(bench_page):
     told = dict(re.findall(r"(\w+): predicted (.+)", seen.status))
     price = (8, 10**6, 5e-6, 2.5e-12)
     assert told == {name: style.amount(cost(name, *price), "s")
-                    for name in ("linear", "logarithmic", "constant")}  # fmt: skip
+                    for name in ("central", "tree", "bytes")}  # fmt: skip
     assert seen.status.startswith("at 8 ranks\n")
 
 

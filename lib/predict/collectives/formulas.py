@@ -130,21 +130,18 @@ def time_of(op: str, ranks: int, nbytes: int, *, alpha: float, beta: float) -> f
 def cost(model: str, ranks: int, nbytes: int, alpha: float, beta: float) -> float:
     """Return the seconds of an all-reduce of `nbytes` under one of four cost models.
 
-    linear: all messages pass through rank 0, one after the other, 2(n-1)(alpha + S·beta).
-    logarithmic: a tree, up and down, 2·ceil(log2 n)(alpha + S·beta).
-    constant: only the bytes of a ring, 2(n-1)/n·S·beta; this is right for large S only, because it
+    central: all messages pass through rank 0, one after the other, 2(n-1)(alpha + S·beta).
+    tree: whole buffers, up and down, 2·ceil(log2 n)(alpha + S·beta).
+    bytes: only the bytes of a ring, 2(n-1)/n·S·beta; this is right for large S only, because it
     leaves out the latency of 2(n-1) rounds.
     ring: these bytes and the latency of the rounds, 2(n-1)·alpha + 2(n-1)/n·S·beta.
     """
-    if model in ("constant", "ring"):
+    if model in ("bytes", "ring"):
         alpha = real(alpha, "alpha") if model == "ring" else 0.0
         return time_of("all_reduce", ranks, nbytes, alpha=alpha, beta=beta)
-    algorithms = {"linear": "central", "logarithmic": "tree"}
-    if model not in algorithms:
-        raise ValueError(
-            f"No cost model is called {model!r}. Choose linear, logarithmic, constant or ring."
-        )
-    return seconds(all_reduce(algorithms[model], ranks, nbytes, 1), alpha, beta)
+    if model not in ("central", "tree"):
+        raise ValueError(f"No cost model is called {model!r}. Choose central, tree, bytes or ring.")
+    return seconds(all_reduce(model, ranks, nbytes, 1), alpha, beta)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ notebook, text = chapter_fixtures("00-ranks")
 
 
 def test_ring_and_tree_on_four_ranks_and_what_their_links_carry_on_64(notebook, text):
-    four = [formulas.cost(name, 4, 10**6, *prices()) for name in ("logarithmic", "ring")]
+    four = [formulas.cost(name, 4, 10**6, *prices()) for name in ("tree", "ring")]
     assert [f"{time * 1e6:.1f}" for time in four] == ["22.5", "23.7"]
     assert "nearly equal (22.5 and 23.7 µs)" in text
     central = formulas.all_reduce("central", 64, 10**9 // 4)
     ring = formulas.all_reduce("ring", 64, 10**9 // 4)
     assert round(central.critical_bytes / 1e9) == 126 and round(max(ring.sent) / 1e9) == 2
-    assert "each sends 2 GB, whereas in *linear* 126 GB pass through rank 0" in text
+    assert "each sends 2 GB, whereas in *central* 126 GB pass through rank 0" in text
     assert "It is ring." in (table := shown(notebook, "formulas.cost(m, 64"))
     assert "predicted, µs" in table
 
@@ -47,9 +47,7 @@ def test_six_messages_for_a_byte_make_a_megabyte_and_a_half_for_each_of_four_ran
 
 def test_where_ring_and_tree_take_equally_long(text):
     for ranks, size in ((64, 17.4e6), (4, 1.22e6)):
-        tree, ring = (
-            formulas.cost(name, ranks, size, *prices()) for name in ("logarithmic", "ring")
-        )
+        tree, ring = (formulas.cost(name, ranks, size, *prices()) for name in ("tree", "ring"))
         assert tree == pytest.approx(ring, rel=0.005)
     assert "On 64 ranks both take equally long at 17 MB, on four at 1.2 MB." in text
 
@@ -69,6 +67,9 @@ def test_the_rounds_of_the_table_are_the_rings(text):
     }
     for word, pieces in rows.items():
         assert f"| {word} piece | {' | '.join(pieces)} |" in text
+    assert "which piece rank 2 sends in round 3 of the ring" in text
+    assert "(piece 0, which it received in round 2 and added to)" in text
+    assert (2 + 1 - 3) % 4 == (2 - 2) % 4 == 0  # sent in round 3, received in round 2
     assert "central* has 2(n − 1) rounds, 6 here" in text
     assert formulas.all_reduce("central", 4, 1000).rounds == 6
 
@@ -97,6 +98,29 @@ def test_everyone_is_as_fast_as_the_text_says(notebook, text):
     for numel in (250, 2_500, 25_000):
         small = six_times(numel)
         assert min(small, key=small.get) == "everyone"
+
+
+def test_on_eight_ranks_halving_doubling_wins(text):
+    assert "On eight ranks it needs 7 rounds and *halving-doubling* 6" in text
+    for numel in (250, 2_500, 25_000, 250_000):
+        ways = {name: formulas.all_reduce(name, 8, numel) for name in formulas.ALGORITHMS}
+        assert (ways["everyone"].rounds, ways["halving_doubling"].rounds) == (7, 6)
+        times = {name: formulas.seconds(way, *prices()) for name, way in ways.items()}
+        assert min(times, key=times.get) == "halving_doubling"
+
+
+def test_the_busiest_rank_sends_least_in_a_ring(text):
+    """Most ranks of a tree send less than a rank of a ring: the bound is the busiest rank's."""
+    assert "in no algorithm does the busiest rank send less than in the ring" in text
+    for ranks in (2, 3, 4, 5, 8, 9):
+        sent = {
+            name: formulas.all_reduce(name, ranks, 720 * ranks).sent for name in formulas.ALGORITHMS
+        }
+        assert min(max(by_rank) for by_rank in sent.values()) == max(sent["ring"])
+    assert "A tree takes 2⌈log₂ n⌉, up and down; a ring takes 2(n − 1)" in text
+    for ranks in (2, 5, 8, 1000):
+        rounds = [formulas.all_reduce(name, ranks, 1000).rounds for name in ("tree", "ring")]
+        assert rounds == [2 * (ranks - 1).bit_length(), 2 * (ranks - 1)]
 
 
 def test_rings_over_nodes_are_as_far_off_as_the_text_says(text):

@@ -11,6 +11,7 @@ from lib.course.ranks.plain_pytorch import Reports, pytorch_reports
 from lib.predict.collectives.formulas import time_of
 from lib.predict.hardware import gpu, link
 from lib.ranks.slow_motion import SlowMotion
+from tests.course.stored_chapter import stored_chapter
 from tests.every import every
 
 
@@ -109,3 +110,40 @@ def test_a_rank_whose_neighbours_live_on_waits_for_the_limit():
     (by_rank,) = reports.by_step.values()
     assert "Timed out waiting 2000ms" in by_rank[0]
     assert every("onnection" in by_rank[rank] for rank in (1, 3))  # closed, or reset
+
+
+def one_call_too_many_on_rank_0(x):
+    """As in chapter 0: rank 0 alone gives ones to a call, and then all four sum tens."""
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    total = 10 * torch.ones(4)
+    dist.all_reduce(total)
+    time.sleep(2)  # a rank that ends here would break the others' connections
+    raise ValueError(f"the sum is {total.tolist()}")
+
+
+def test_a_call_too_many_gives_wrong_sums_and_no_error():
+    assert "ranks 1 to 3 get 31 instead of 40" in text_of_chapter()
+    reports = pytorch_reports((one_call_too_many_on_rank_0,), torch.ones(4), seconds=10)
+    (by_rank,) = reports.by_step.values()
+    assert by_rank[1:] == [f"ValueError: the sum is {[31.0] * 4}"] * 3
+
+
+def text_of_chapter():
+    return "\n".join(cell.source for cell in stored_chapter("00-ranks").cells)
+
+
+def after_a_reduce_the_root_alone_holds_the_sum(x):
+    total = x + dist.get_rank()
+    dist.reduce(total, dst=0)
+    raise ValueError(f"{total.tolist()}")
+
+
+def test_pytorchs_reduce_leaves_no_zeros_on_the_other_ranks():
+    assert (
+        "PyTorch's own `reduce` defines only the root's tensor; ours sets the others to zero."
+        in text_of_chapter()
+    )
+    steps = (after_a_reduce_the_root_alone_holds_the_sum,)
+    (by_rank,) = pytorch_reports(steps, torch.ones(2), ranks=2, seconds=10).by_step.values()
+    assert by_rank[0] == "ValueError: [3.0, 3.0]" and "[0.0, 0.0]" not in by_rank[1]

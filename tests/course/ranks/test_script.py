@@ -1,8 +1,11 @@
 """The whole script that chapter 0 prints, started as it says."""
 
+import os
 import re
 import subprocess
 import sys
+
+import pytest
 
 from tests.course.stored_chapter import chapter_fixtures
 
@@ -20,3 +23,40 @@ def test_the_script_gives_every_rank_the_sum(text, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[6.0, 6.0, 6.0]") == 4  # lines of two ranks may run into each other
     assert "prints its number and the sum, 6;" in fold
+
+
+WAITING = """
+import sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+rank, x = dist.get_rank(), torch.ones(4)
+try:
+    if sys.argv[1] == "if":
+        if rank == 0:
+            dist.all_reduce(x)
+    else:
+        dist.send(x, (rank + 1) % 4)
+        dist.recv(x, (rank - 1) % 4)
+except RuntimeError as error:
+    open(f"{rank}.txt", "w").write(str(error))
+time.sleep(8)
+"""
+
+
+@pytest.mark.parametrize("mistake, reported", [("if", True), ("send", False)])
+def test_pytorchs_detail_names_ranks_missing_from_a_collective_only(
+    text, tmp_path, mistake, reported
+):
+    assert "A second run with `TORCH_DISTRIBUTED_DEBUG=DETAIL` then names the ranks missing" in text
+    assert "It does not check sends and receives" in text
+    (tmp_path / "script.py").write_text(WAITING)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "script.py", mistake]
+    detail = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    subprocess.run(command, cwd=tmp_path, env=detail, capture_output=True, timeout=200)
+    error = (tmp_path / "0.txt").read_text()
+    named = "Ranks 1, 2, 3 failed to pass monitoredBarrier" in error
+    assert named == reported, error
+    assert named or "Timed out" in error or "Connection closed" in error

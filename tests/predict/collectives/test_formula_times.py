@@ -69,13 +69,13 @@ def test_three_cost_models_grow_as_they_are_called():
     def at(model, ranks, alpha=0.0):
         return cost(model, ranks, 1000, alpha, 1.0)
 
-    assert [at("linear", n) for n in (2, 4, 8)] == [2000, 6000, 14000]
-    assert [at("logarithmic", n) for n in (2, 4, 8, 9)] == [2000, 4000, 6000, 8000]
-    assert [at("constant", n) for n in (2, 4, 8)] == [1000, 1500, 1750]
-    assert at("constant", 10**6) < 2000, "a ring's bytes stay under 2 S however many ranks"
-    assert at("linear", 8, alpha=5.0) == 14000 + 14 * 5.0
-    assert at("logarithmic", 8, alpha=5.0) == 6000 + 6 * 5.0
-    assert at("constant", 8, alpha=5.0) == 1750, "blind to latency, and that is its mistake"
+    assert [at("central", n) for n in (2, 4, 8)] == [2000, 6000, 14000]
+    assert [at("tree", n) for n in (2, 4, 8, 9)] == [2000, 4000, 6000, 8000]
+    assert [at("bytes", n) for n in (2, 4, 8)] == [1000, 1500, 1750]
+    assert at("bytes", 10**6) < 2000, "a ring's bytes stay under 2 S however many ranks"
+    assert at("central", 8, alpha=5.0) == 14000 + 14 * 5.0
+    assert at("tree", 8, alpha=5.0) == 6000 + 6 * 5.0
+    assert at("bytes", 8, alpha=5.0) == 1750, "blind to latency, and that is its mistake"
 
 
 # --- fits

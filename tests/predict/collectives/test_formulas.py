@@ -232,9 +232,9 @@ def test_bad_questions_are_answered_in_a_sentence():
 
 def test_the_cost_of_a_ring_is_its_bytes_and_the_latency_of_its_rounds():
     latency, nbytes = 3e-6, 1_000_000
-    constant = cost("constant", 8, nbytes, latency, 1e-9)
-    assert cost("ring", 8, nbytes, latency, 1e-9) == pytest.approx(constant + 14 * latency)
-    assert cost("ring", 8, nbytes, 0.0, 1e-9) == pytest.approx(constant)
+    alone = cost("bytes", 8, nbytes, latency, 1e-9)
+    assert cost("ring", 8, nbytes, latency, 1e-9) == pytest.approx(alone + 14 * latency)
+    assert cost("ring", 8, nbytes, 0.0, 1e-9) == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
