@@ -227,6 +227,20 @@ def test_what_is_left_of_a_line_of_source_stands_further_in_on_a_phone(book_page
     assert every(first + 20 < others for first, others, _ in found), found
 
 
+# Into how many pieces lines break each comment that stands behind code, and whether it moved down.
+COMMENTS = """() => [...document.querySelectorAll(".highlight .code-line > :not(.w) ~ .c1")]
+    .filter((comment) => comment.offsetParent)
+    .map((comment) => [comment.getClientRects().length,
+        comment.offsetTop > comment.parentNode.firstElementChild.offsetTop + 8])"""
+
+
+def test_a_comment_behind_code_moves_to_the_next_line_as_a_whole_on_a_phone(book_page):
+    """A comment that breaks behind its first words looks like code, without its #."""
+    found = book_page("00-ranks", width=360).evaluate(COMMENTS)
+    assert len(found) > 6 and {pieces for pieces, _ in found} == {1}
+    assert any(moved for _, moved in found)
+
+
 # The width of each covered line of verdicts, and the letters that they are written in.
 VERDICTS = """() => [...document.querySelectorAll("article .cell_output pre")]
     .filter((node) => node.textContent.startsWith("Not "))
