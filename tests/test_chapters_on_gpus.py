@@ -32,7 +32,6 @@ OTHER = {
     ("04-tensor-parallel", "whole003"): "what attention keeps depends on the device",
     ("05-tensor-grids", "grid0003"): "what attention keeps depends on the device",
     ("05-tensor-grids", "wall0001"): CLOCK,
-    ("06-pipeline-bubbles", "21ea4959"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "abfbebdf"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "f06a0004"): "what attention keeps depends on the device",
     ("06-pipeline-bubbles", "bcac3b14"): "on NCCL the messages that block are told before they do",
