@@ -13,6 +13,7 @@ from lib.parallel.sequence import Context
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.sequence.what_runs_out import what_runs_out
+from lib.predict.sharded.models import model
 from tests.every import every
 
 DEVICE = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
@@ -34,7 +35,7 @@ def test_balance_gains_nothing_while_messages_are_longer(text):
     assert times["1,024", "zigzag"] == times["1,024", "contiguous"]
     assert times["1,024", "contiguous"] > 2 * alone["1,024", "contiguous"]
     long = times["16,384", "zigzag"] / times["16,384", "contiguous"]
-    assert 0.5 < long < 0.6 and "zigzag takes little more than half of the time" in text
+    assert 0.5 < long < 0.6 and "zigzag takes little more than half of contiguous's time" in text
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +132,9 @@ def test_gradients_of_whole_weights_reverse_the_order_in_a_small_model_alone(tex
     sent = {line[:24].strip(): float(line[24:34]) for line in lessons.a_layer(8).splitlines()[1:]}
     assert max(sent["ulysses"], sent["ring"]) + 2 * 7 / 8 * layer * 2 / 1e9 < sent["megatron"]
     assert "they would reverse the order, but not with a million tokens (below)" in text
+
+
+def test_what_fsdp_gathers_for_a_layer_is_not_counted(text):
+    llama = model("Llama 3 8B")
+    layer = llama.numel - replace(llama, layers=llama.layers - 1).numel
+    assert f"a layer's weights are {2 * layer / 1e9:.2f} GB" in text
