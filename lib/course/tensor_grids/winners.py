@@ -21,7 +21,8 @@ def of_all_ranks(speeds, *, own_links: bool = False) -> str:
     not possible. With `own_links` each axis of a grid has a link to itself.
     """
     best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds, own_links=own_links)
-    return _by_ranks_and_width(lambda ranks, width: _beside_1d(best[ranks, width]))
+    cell = lambda ranks, width: _beside_1d(best[ranks, width])
+    return _by_ranks_and_width(cell, "{:<11}", 7)
 
 
 def a_grid_wins_from(*links) -> int:
@@ -60,22 +61,22 @@ def of_replicas(speeds) -> str:
     return _by_ranks_and_width(beside)
 
 
-def _by_ranks_and_width(cell) -> str:
-    """Write a table whose cells have ten characters."""
-    lines = ["width" + "".join(f"{_short(width):>5}".ljust(10) for width in LARGE_WIDTHS)]
+def _by_ranks_and_width(cell, header="{:>5}     ", first=5) -> str:
+    """Write a table of `cell(ranks, width)`; the format of its header says how wide a cell is."""
+    lines = [f"{'width':<{first}}" + "".join(header.format(_short(n)) for n in LARGE_WIDTHS)]
     for ranks in MANY_RANKS:
-        lines.append(f"{ranks:<5}" + "".join(cell(ranks, width) for width in LARGE_WIDTHS))
+        lines.append(f"{ranks:<{first}}" + "".join(cell(ranks, width) for width in LARGE_WIDTHS))
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _beside_1d(best: Winner) -> str:
-    """Write the kind of a winner and its time against that of 1D, in ten characters."""
+    """Write the kind of a winner and its time against that of 1D, with two spaces behind them."""
     kind = best.name.split(",")[0]
     if kind == "1D":
-        return f"{kind:>5}".ljust(10)
+        return f"{kind:<11}"
     if "1D" not in best.seconds_of:
-        return f"{kind:>5}    -"
-    return f"{kind:>5}{best.seconds / best.seconds_of['1D'] - 1:>5.0%}"
+        return f"{kind} -".ljust(11)
+    return f"{kind} {best.seconds / best.seconds_of['1D'] - 1:.0%}".ljust(11)
 
 
 def _short(width: int) -> str:
