@@ -109,7 +109,7 @@ def tables():
 def test_a_number_in_a_covered_table_stands_in_a_column_of_its_own():
     """Two spaces part columns, so a number that is padded inside a sentence tears it apart."""
     # A range, a unit, two numbers, a size such as 4k, a kind with its gain such as 2D -34%.
-    lone = re.compile(r"[\d.,×%+-]+[kD]?( \(.*\)| [^\W\d]+| -?[\d.,]+%?)?")
+    lone = re.compile(r"[\d.,×%+-]+[kD]?( \(.*\)| [^\W\d]+| -?[\d.,]*%?)?")
     torn, count = [], 0
     for stem, lines in tables():
         for line in lines:
