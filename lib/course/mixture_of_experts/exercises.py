@@ -125,12 +125,15 @@ class _OfLayers(Hints):
                 return self._not_yet(f"With {said} it failed: {type(error).__name__}: {error}")
             if is_missing(loss):
                 return self._open(f"`{name_of(attempt)}` returns nothing", self.task)
-            wrong = difference(loss, torch.stack(losses).mean(), "the loss")
+            expected = torch.stack(losses).mean()
+            wrong = difference(loss, expected, "the loss")
             if wrong:
                 right = "With one layer it is right. " if many > 1 else ""
                 alone = ", ".join(f"{own:.2f}" for own in losses)
                 own = f" The layers alone have {alone}." if many > 1 else ""
-                return self._not_yet(f"{right}With {said} {wrong}.{own}")
+                summed = many > 1 and not difference(loss, many * expected, "the loss")
+                sum_of = f" That is {many} times the mean." if summed else ""
+                return self._not_yet(f"{right}With {said} {wrong}.{sum_of}{own}")
         return Verdict(True, "Solved. Right for one layer and for four.")
 
 

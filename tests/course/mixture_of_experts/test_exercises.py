@@ -137,7 +137,14 @@ def as_a_list(scores, chosen):
     return [balance(*layer) for layer in zip(scores, chosen)]
 
 
+def summed(scores, chosen):
+    return sum(balance(*layer) for layer in zip(scores, chosen))
+
+
 def test_other_wrong_losses_are_told():
+    text = chapter.repair.check(summed).text
+    assert "the loss is 12.0846, not 3.02115. That is 4 times the mean. The layers" in text
+    assert "times the mean" not in chapter.repair.check(all_at_once).text
     assert "With one layer it is right" in chapter.repair.check(of_the_first_layer).text
     assert "With one layer the loss is a list" in chapter.repair.check(as_a_list).text
     assert "it failed: TypeError" in chapter.repair.check(lambda scores: 1).text.replace("\n", " ")

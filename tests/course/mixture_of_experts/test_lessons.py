@@ -287,8 +287,9 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook, t
     even, many, few, balanced, collapsed = map(float, times)
     assert f"by chance, 256 tokens take {few} ms and 16,384 take {many}" in text
     assert 2.8 < collapsed / even < 3 and "almost three times as long as an even load" in text
-    assert balanced / collapsed < 1 / 2 and "less than half of that" in text
-    assert balanced / even > 4 / 3 and "over a third more than with an even load" in text
+    assert balanced / collapsed < 1 / 2 and balanced / even > 4 / 3
+    assert f"{balanced} ms: less than half of {collapsed}, but over a third more" in text
+    assert f"more than the even load's {even}." in text
     assert "[(32, 16), (34, 16), (34, 16), (28, 16)]" in shown(notebook, "shape_that_arrives")
     row = [line.split() for line in shown(notebook, "different_splits").splitlines()[3:]]
     assert row[0][0] == "0" and row[0][2] == "6" and row[1][0] == "1" and row[1][5] == "8"
@@ -323,4 +324,22 @@ def test_an_even_load_is_not_the_least_balance_loss(text):
     scores = torch.tensor([[0.34, 0.33, 0.33, 0.0]] * 2 + [[0.0, 0.0, 0.49, 0.51]] * 2)
     shares = torch.bincount(scores.argmax(1), minlength=4) / 4
     assert (4 * (shares * scores.mean(0)).sum()).item() == pytest.approx(0.85)
-    assert "The loss is 1 for an even load, which is not its minimum." in text
+    assert "An even load gives 1. A lower loss is possible, if the experts with most rows" in text
+
+
+def test_another_count_makes_the_balance_loss_k_times_as_large(text):
+    """Hugging Face takes the mean over tokens for each of the k places, and adds up all."""
+    decision = lessons.layer().gate(lessons.tokens())
+    chosen = decision.scores.topk(2).indices
+    by_place = torch.nn.functional.one_hot(chosen, 8).double().mean(0)  # [k, E]
+    theirs = 8 * (by_place * decision.scores.mean(0)).sum()
+    assert torch.allclose(theirs, 2 * LOSSES["balance"](decision))
+    assert "Their f adds up to k over the experts, and ours to 1" in text
+
+
+def test_the_pieces_of_rank_0_are_those_of_the_printed_counts(notebook, text):
+    rows = re.findall(r"\[([\d, ]+)\]", shown(notebook, "counts_of_all"))
+    (own, *others) = ([int(n) for n in row.split(",")][:2] for row in rows)
+    pieces = [f"{own[0]} and {own[1]} rows of its own"]
+    pieces += [f"{a} and {b} from rank {rank}" for rank, (a, b) in enumerate(others, 1)]
+    assert len(pieces) == 4 and f"these are {', '.join(pieces[:3])}, and {pieces[3]}." in text

@@ -5,7 +5,7 @@ from statistics import mean, pstdev
 import pytest
 
 from lib.course.mixture_of_experts import further, tables
-from lib.course.mixture_of_experts.training import LAST, Run
+from lib.course.mixture_of_experts.training import LAST, WAYS, Run, trained
 from lib.predict import hardware
 from lib.predict.expert.load import dropped, nodes_reached
 from lib.predict.expert.models import MODELS
@@ -106,11 +106,22 @@ def test_the_experts_weights_are_fewer_than_rows_only_with_very_many_tokens(text
     assert rows(86_016) == 2 * weights and "it is 1.5·E·F, or 86,016 tokens" in text
 
 
-def test_the_sizes_of_switch_xxl_are_those_of_its_shape(text):
-    each = 64 * 3 * 4096 * 10_240
-    assert [round(n * each / 1e9) for n in (24, 48)] == [193, 387]
-    assert "gives 193 billion in experts in every second layer" in text
-    assert "with experts in every layer it would be 387" in text
+def test_one_token_in_the_flat_way_is_almost_only_latencies(text):
+    flat = tables.journeys(1)[0]
+    assert 0.99 < 56 * 14e-6 / flat < 1 and "almost only its 56 latencies" in text
+
+
+def test_a_rank_without_rows_is_charged_only_its_weights(text):
+    """It does not matter for the step, which ends with the busiest rank."""
+    shares = trained(*WAYS["no loss"], 0).shares()[-1]
+    assert shares[:2] == [0, 0]
+    run = tables.step_with(shares)
+    reading = 2 * 4096 * 14_336 * 2 / float(hardware.gpu("H100").memory_bandwidth.value)
+    bars = [row.seconds for row in run.where(rank=0, lane="compute", op="mm")]
+    assert sum(t == pytest.approx(reading, rel=0.01) for t in bars) == 6
+    work = [sum(r.seconds for r in run.where(rank=r, lane="compute")) for r in range(4)]
+    assert max(work) == work[2] and work[2] > 2 * work[0]
+    assert "at least the time to read its weights. A program can skip an empty" in text
 
 
 def test_the_hidden_sizes_are_those_of_experts_with_three_matrices():
