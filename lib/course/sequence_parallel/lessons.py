@@ -199,12 +199,12 @@ TPUS = {"TPU v3": (123e12, 112e9), "TPU v4": (275e12, 268e9), "TPU v5e": (196e12
 def to_hide() -> str:
     """Write from how many tokens a rank a ring hides its messages: published, and computed."""
     lines = ["tokens a rank, in thousands"]
-    lines.append(f"{'':<22}published formula causal")
+    lines.append(f"{'':<22}published formula Llama 3")
     for name in (*TABLE_2, "H100, NVLink4", "H100, InfiniBand NDR"):
         peak, bandwidth = speeds_of(name)
         plain = tokens_to_hide(peak, bandwidth) / 1e3
         grouped = tokens_to_hide(peak, bandwidth, key_share=8 / 32, causal=True) / 1e3
-        lines.append(f"{name:<22}{TABLE_2.get(name, ''):>9}{plain:>8.1f}{grouped:>7.1f}")
+        lines.append(f"{name:<22}{TABLE_2.get(name, ''):>9}{plain:>8.1f}{grouped:>8.1f}")
     return "\n".join(lines)
 
 
@@ -250,7 +250,7 @@ CHUNKS, CHUNK = 8, 512  # two for each of four ranks
 
 
 def chunk_scores() -> list[int]:
-    """Return the scores of each chunk's queries to all keys of their documents before them."""
+    """Return the scores of each chunk's queries to keys of their documents, up to their own."""
     totals = []
     for chunk in range(CHUNKS):
         first = [max(cut for cut in DOCUMENTS[:-1] if cut <= token)

@@ -76,7 +76,7 @@ def sends(world, tokens: int) -> Ledger:
     """
     run, expected = recorded(world, tokens).where(rank=0), predicted(tokens).where(rank=0)
     messages = [[row.bytes for row in one.where(op="send", lane="comm")] for one in (run, expected)]
-    print(f"{tokens:,} tokens a rank: {exposed(expected):.0%} exposed (predicted)")
+    print(f"{tokens:,} tokens: predicted to wait {exposed(expected):.0%} of the step")
     print(f"  {len(messages[0])} sends, same bytes as predicted:", messages[0] == messages[1])
     rows = [row for row in run if row.op != "recv"]
     return Ledger(rows, source=run.source, results=run.results, meta=run.meta)

@@ -94,6 +94,15 @@ def test_the_merge(worlds, ranks):
         assert others in verdict.text, "no rank may be right by chance"
 
 
+def test_the_shares_of_two_parts_are_those_of_the_worked_example(notebook):
+    text = prose(notebook)
+    assert "* out = 3/4 · out_a + 1/4 · out_b,\n* log_sum = log 4," in text
+    a, b = (torch.tensor([[1.0]]), torch.tensor([3.0])), (torch.tensor([[5.0]]), torch.ones(1))
+    out, log_sum = merged(a[0], a[1].log(), b[0], b[1].log())
+    torch.testing.assert_close(out, 3 / 4 * a[0] + 1 / 4 * b[0])
+    torch.testing.assert_close(log_sum, torch.tensor([4.0]).log())
+
+
 def test_what_a_merge_leaves_out_is_named(world):
     verdicts = {
         "out": chapter.write.check(lambda *all_of: merged(*all_of)[0], world).text,

@@ -30,5 +30,6 @@ def test_a_short_ring_waits_most_of_the_time_and_a_long_one_for_its_last_hop_alo
     assert last.end > max(row.end for row in long.where(op="send", lane="comm"))
     told = shown(stored_chapter("12-sequence-parallel"), "slow.sends")
     for tokens, ledger in zip(LENGTHS, (short, long)):
-        assert f"{tokens:,} tokens a rank: {slow.exposed(ledger):.0%} exposed" in told
+        share = slow.exposed(ledger)
+        assert f"{tokens:,} tokens: predicted to wait {share:.0%} of the step" in told
     assert told.count("9 sends, same bytes as predicted: True") == 2
