@@ -1,5 +1,6 @@
 """Exercises on schedules: rows that a function makes, and text that was copied from a picture."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from lib.predict.pipeline.play import Costs, play
 
 @dataclass
 class Rows(Hints):
-    """Simulates the schedule whose rows a function returns, and compares it with a model."""
+    """Simulates the schedule whose rows a function returns, and compares it with a model.
+
+    Rank r holds stage r alone.
+    """
 
     task: str = ""
     sizes: tuple = ((4, 8), (2, 3), (4, 2))  # (stages, microbatches): the last are fewer
@@ -30,6 +34,13 @@ class Rows(Hints):
             for rank, row in enumerate(rows):
                 if not isinstance(row, list | tuple):
                     return self._not_yet(f"{where} the row of rank {rank} is {row!r}, not a list.")
+            for rank, row in enumerate(rows):
+                for action in row:
+                    if (stage := re.match(r"\d+(?=[FBIW])", str(action))) and int(stage[0]) != rank:
+                        return self._not_yet(
+                            f"{where}: row {rank} contains {action}, but in this exercise rank "
+                            f"{rank} holds only stage {rank}."
+                        )
             try:
                 schedule = Schedule(rows)
             except ValueError as error:

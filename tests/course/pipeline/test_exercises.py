@@ -75,6 +75,10 @@ def row_for_many_microbatches(rank, stages, m):
     return row
 
 
+def row_of_the_last_rank(rank, stages, m):
+    return row_1f1b(stages - 1, stages, m)
+
+
 def row_as_text(rank, stages, m):
     return "0F0"
 
@@ -99,6 +103,8 @@ def test_the_row_of_1f1b_is_accepted():
                         "and 7 microbatches."),
         (row_without_a_backward, "0F7 has no backward. Add 0B7"),
         (row_for_many_microbatches, "With 4 stages and 2 microbatches"),
+        (row_of_the_last_rank, "Not yet. With 4 stages and 8 microbatches: row 0 contains 3F0, "
+                               "but in this exercise rank 0 holds only stage 0."),
         (row_as_text, "the row of rank 0 is '0F0', not a list."),
         (row_that_fails, "it fails: IndexError: list index out of range"),
     ],

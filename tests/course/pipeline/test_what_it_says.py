@@ -123,6 +123,10 @@ def test_bytes_with_gradients_are_those_of_the_cell():
     assert kept["GPipe"][1] // 8 == 61_440
     assert kept["ZB-H1"][2] == 61_440 + 3 * (61_440 + 42_240)
     assert f"{kept['ZB-H1'][2] / 61_440:.1f}" == "6.1" and kept["1F1B"][2] == 2 * 61_440
+    fullest = max(kept["ZB-H1"]) / max(kept["1F1B"])
+    assert (
+        said(r"rank of our ZB-H1 keeps ([\d.]+) times the bytes of 1F1B's")[0] == f"{fullest:.1f}"
+    )
     beyond = [h2 > plain for h2, plain in zip(kept["ZB-H2"], kept["GPipe"])]
     assert beyond == [False, True, True, True] and "than GPipe on ranks 1 to 3" in TEXT
 
@@ -142,13 +146,19 @@ def eager(stages, microbatches):
     return rules.Schedule.read("\n".join(rows), "eager 1F1B")
 
 
-@pytest.mark.parametrize("m", [8, 16, 64])
+@pytest.mark.parametrize("m", [1, 4, 7, 8, 16, 64])
 @pytest.mark.parametrize("send", [0, 0.1, 0.5, 1])
 def test_eager_1f1b_is_as_fast_as_gpipe_and_keeps_seven_microbatches(m, send):
     costs = Costs(send=send, activation=1)
     ours, gpipe = play(eager(4, m), costs), play(rules.gpipe(4, m), costs)
-    assert ours.makespan == pytest.approx(gpipe.makespan) and max(ours.peak_bytes) == 7
-    assert "it is as fast as GPipe for any m, and keeps 7 microbatches at most" in TEXT
+    assert ours.makespan == pytest.approx(gpipe.makespan) and max(ours.peak_bytes) == min(m, 7)
+    assert "*Eager 1F1B* begins with 2(p − 1 − r) forwards on rank r." in TEXT
+    assert "no more than 7 for this: if no message takes longer than a forward, it is" in TEXT
+
+
+def test_eager_1f1b_is_slower_than_gpipe_over_links_that_take_two_forwards():
+    costs = Costs(send=2)
+    assert play(eager(4, 8), costs).makespan > play(rules.gpipe(4, 8), costs).makespan
 
 
 def test_the_card_compares_the_schedules_as_they_run():
