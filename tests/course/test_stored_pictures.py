@@ -108,9 +108,9 @@ def tables():
 
 def test_a_number_in_a_covered_table_stands_in_a_column_of_its_own():
     """Two spaces part columns, so a number that is padded inside a sentence tears it apart."""
-    # A range, a unit, two numbers, a size such as 4k, a kind with its gain such as 2D -34%.
-    lone = re.compile(r"[\d.,×%+-]+[kD]?( \(.*\)| [^\W\d]+| -?[\d.,]*%?)?")
-    torn, count = [], 0
+    number = r"[\d.,×%+-]+( \(.*\)| [^\W\d]+| [\d.,]+)?"  # a range, a unit, two numbers
+    name = r"\d+k|(1|2|2\.5|3)D( -(\d+%)?)?"  # a width, or a kind of grid with its gain
+    lone, torn, count = re.compile(f"{number}|{name}"), [], 0
     for stem, lines in tables():
         for line in lines:
             count += 1

@@ -22,7 +22,7 @@ def of_all_ranks(speeds, *, own_links: bool = False) -> str:
     """
     best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds, own_links=own_links)
     cell = lambda ranks, width: _beside_1d(best[ranks, width])
-    return _by_ranks_and_width(cell, "{:<11}", 7)
+    return _by_ranks_and_width(cell, "{:<11}")
 
 
 def a_grid_wins_from(*links) -> int:
@@ -61,11 +61,11 @@ def of_replicas(speeds) -> str:
     return _by_ranks_and_width(beside)
 
 
-def _by_ranks_and_width(cell, header="{:>5}     ", first=5) -> str:
+def _by_ranks_and_width(cell, header="{:>5}     ") -> str:
     """Write a table of `cell(ranks, width)`; the format of its header says how wide a cell is."""
-    lines = [f"{'width':<{first}}" + "".join(header.format(_short(n)) for n in LARGE_WIDTHS)]
+    lines = ["D    " + "".join(header.format(_short(width)) for width in LARGE_WIDTHS)]
     for ranks in MANY_RANKS:
-        lines.append(f"{ranks:<{first}}" + "".join(cell(ranks, width) for width in LARGE_WIDTHS))
+        lines.append(f"{ranks:<5}" + "".join(cell(ranks, width) for width in LARGE_WIDTHS))
     return "\n".join(line.rstrip() for line in lines)
 
 
