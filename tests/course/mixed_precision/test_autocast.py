@@ -1,6 +1,7 @@
 """What chapter 10 says of autocast: bf16 needs no scaled loss, fp16 does, and who runs in what."""
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lib.course.mixed_precision.gradients import gradients
 from lib.course.mixed_precision.networks import DETECTOR
@@ -53,3 +54,36 @@ def test_the_scales_of_the_rule(notebook):
             printed.append(str(powers))
     line = shown(notebook, "def next_scale").splitlines()[-1]
     assert line == "powers of two: " + " ".join(printed)
+
+
+def formats_in_fsdp2(output_dtype):
+    """Return what a normalization layer takes and gives, the logits, and gradients, in FSDP2."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output_dtype
+    )
+    model, seen = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)), []
+    model[0].register_forward_hook(
+        lambda layer, inputs, output: seen.extend((inputs[0].dtype, output.dtype))
+    )
+    logits = fully_shard(model, mp_policy=policy)(torch.ones(2, 8))
+    logits.float().square().mean().backward()
+    return *seen, logits.dtype, {p.grad.dtype for p in model.parameters()}
+
+
+def test_fsdp2_converts_whole_modules(worlds, text):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    assert MixedPrecisionPolicy().output_dtype is MixedPrecisionPolicy().reduce_dtype is None
+    for asked, logits in ((None, bf16), (fp32, fp32)):
+        found = worlds(2).run(formats_in_fsdp2, asked)
+        assert found == [(bf16, bf16, logits, {fp32})] * 2
+    assert "so normalization layers and the logits are in bf16 too" in text
+    assert "with `output_dtype=torch.float32` for the outermost module" in text
+
+
+def test_without_autocast_the_loss_of_bf16_logits_is_in_bf16():
+    x = torch.ones(2, 8, dtype=torch.float32)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        y = torch.nn.Linear(8, 8)(torch.nn.LayerNorm(8)(x))
+        loss = torch.nn.functional.cross_entropy(y, torch.tensor([0, 1]))
+    assert y.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    assert torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).dtype == torch.bfloat16
