@@ -16,7 +16,9 @@ MOST_BITS = 32  # that are drawn
 _MOST_SCALE = 24  # the power of two at which the slider of the loss scale ends
 _FATES = ("zero", "subnormal", "normal", "overflow")
 _DEFINED = "Values and ranges are computed from the definitions of the formats"
-_COUNTED = "Each bar counts the numbers of one power of two, all of which are counted in one group"
+_COUNTED = (
+    "Each bar counts the numbers of one power of two, which are taken to be lost or kept alike"
+)
 
 
 def bits(

@@ -265,7 +265,7 @@ def test_the_caption_says_what_the_numbers_are():
         "Values and ranges are computed from the definitions of the formats. Mine."
     )
     assert counted.caption.startswith(plain.caption.removesuffix(" Mine."))
-    assert "Each bar counts the numbers of one power of two, all of which are" in counted.caption
+    assert "Each bar counts the numbers of one power of two, which are" in counted.caption
     assert counted.caption.endswith("Left out: gradients of 0 (7).")
 
 

@@ -1,12 +1,12 @@
 """Exercises on schedules: rows that a function makes, and text that was copied from a picture."""
 
-import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lib.course.checks.arguments import name_of
 from lib.course.checks.verdict import Hints, Verdict
-from lib.predict.pipeline.actions import Schedule, ScheduleError
+from lib.predict.pipeline.actions import Action, Schedule, ScheduleError
 from lib.predict.pipeline.play import Costs, play
 
 
@@ -36,11 +36,12 @@ class Rows(Hints):
                     return self._not_yet(f"{where} the row of rank {rank} is {row!r}, not a list.")
             for rank, row in enumerate(rows):
                 for action in row:
-                    if (stage := re.match(r"\d+(?=[FBIW])", str(action))) and int(stage[0]) != rank:
-                        return self._not_yet(
-                            f"{where}: row {rank} contains {action}, but in this exercise rank "
-                            f"{rank} holds only stage {rank}."
-                        )
+                    with suppress(ValueError):  # what is no action is told by Schedule, below
+                        if Action.read(str(action)).stage != rank:
+                            return self._not_yet(
+                                f"{where}: row {rank} contains {action}, but in this exercise rank "
+                                f"{rank} holds only stage {rank}."
+                            )
             try:
                 schedule = Schedule(rows)
             except ValueError as error:
