@@ -261,7 +261,7 @@ def test_overlap_hides_half_of_the_waiting_and_on_a_larger_square_more(notebook)
     share = waited(4, True, False)[1] / waited(4, False, False)[1]
     assert round(100 * share) == 46
     assert "On 2 × 2 ranks half stays, as expected. On 4 × 4 ranks" in prose(notebook)
-    assert "a quarter should stay. But it is 46 %" in prose(notebook)
+    assert "a quarter should stay, but it is 46 %" in prose(notebook)
     hidden = waited(4, True, True)[1] / waited(4, False, True)[1]
     assert hidden == pytest.approx(0.25, abs=0.01)  # with a link for each axis
     x, w = 16_384 * 12_288 // 16 * 2, 12_288**2 // 16 * 2  # bytes of the tiles on 4 × 4
@@ -295,7 +295,7 @@ def test_one_broadcast_needs_as_many_transfers_in_a_ring_as_in_a_tree(notebook):
     assert (round(published_stack / 4, 2), round(depth, 2)) == (0.7, 0.09)
     ours = lessons.counted(RankGrid("2.5d", 4, 4))
     assert ours == pytest.approx(published_stack / 4 + depth)
-    assert "2.81 ÷ 4 = 0.70. dW's all_reduce over depth adds 0.09." in prose(notebook)
+    assert "2.81 ÷ 4 = 0.70, and dW's all_reduce over depth adds 0.09." in prose(notebook)
 
 
 def test_how_many_different_tiles_gathering_holds(notebook):
