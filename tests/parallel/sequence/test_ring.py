@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.parallel.sequence import block_attention, ring_attention, shard_sequence
+from lib.parallel.sequence import block_attention, ring, ring_attention, shard_sequence
 from lib.parallel.sequence.ring import Ring
 from tests.parallel.sequence import steps
 
@@ -55,6 +55,39 @@ def test_other_precisions(worlds, dtype, close):
     for found in worlds(4).run(steps.spread, 32, True, "zigzag", None, None, ring_attention, sizes):
         assert all(t.dtype == dtype for t in found)
         assert steps.far(found, expected) < close
+
+
+def parts_of_gradients(dtype):
+    """What each step of this rank adds to dK and dV, as the ring adds it, and this rank's sums."""
+    kept, parts = ring._added, []
+
+    def added(sums, here, k):
+        parts.append(torch.stack(here[0][1]))
+        return kept(sums, here, k)
+
+    ring._added = added
+    try:
+        leaves = [shard_sequence(t, None, "contiguous", 2) for t in steps.drawn(32, dtype=dtype)]
+        q, k, v, gradient = (t.contiguous().requires_grad_() for t in leaves)
+        ring_attention(q, k, v, None, False, "contiguous").backward(gradient.detach())
+    finally:
+        ring._added = kept
+    return [parts[-1], *parts[:-1]], torch.stack((k.grad, v.grad))
+
+
+def test_in_bf16_every_hop_rounds_the_sums_again(worlds):
+    """Chapter 12 says so; sums in fp32 that are rounded once would be others."""
+    ranks = worlds(4, device="cpu").run(parts_of_gradients, torch.bfloat16)
+    for rank, (own, found) in enumerate((parts[0], sums) for parts, sums in ranks):
+        # the sum of this rank's keys begins on the next rank, and its own part comes last
+        parts = [ranks[(rank + step) % 4][0][step] for step in (1, 2, 3)] + [own]
+        by_hops = parts[0]
+        for part in parts[1:]:
+            by_hops = by_hops + part
+        assert found.dtype == by_hops.dtype == torch.bfloat16
+        assert torch.equal(found, by_hops)
+        once = sum(part.float() for part in parts).bfloat16()
+        assert not torch.equal(found, once)
 
 
 def readable(length):
