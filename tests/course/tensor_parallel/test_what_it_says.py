@@ -64,12 +64,12 @@ def test_fsdp_with_recomputation_does_not_fit(text):
     assert f"16 · 1,008·10⁹ / 3,072 bytes = {shard / 1e9:.2f} GB" in text
     whole = units + inputs + one
     assert f"Together this is {whole / 1e9:.1f} GB" in text and whole < 80e9 < whole + shard
-    assert f"it is {(whole + shard) / 1e9:.1f} GB: little is left" in text
+    assert f"it is {(whole + shard) / 1e9:.1f} GB, so little is left" in text
     device = 81_559 * 2**20
     assert f"an H100 has 81,559 MiB, or {device / 1e9:.1f} GB" in text
     assert 0 < device - whole - shard < 3e9
     smaller = 4 * 12 * WIDTH**2 + inputs + one  # attention and MLP, with gradients
-    assert smaller + shard < 80e9 and "Smaller units need less" in text
+    assert smaller + shard < 80e9 and "Units smaller than a layer need less" in text
 
 
 def sent(a, b, k, n):
