@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from html import unescape
+from itertools import pairwise
 
 from pygments.formatters import HtmlFormatter
 
 TAG = re.compile("(<[^>]*>)")
-# Where a line may go on below, so that names stay whole: a|.b, f(|x), x[|0].
-JOINTS = re.compile(r"(?<=[\w)\]])(?=\.[A-Za-z_])|(?<=[(\[])(?=[^\s)\]])")
+# Where a word of code without room may go on below: f(|x), x[|0], and if that is not enough a|.b.
+OPENED, DOTS = re.compile(r"(?<=[(\[])(?=[^\s)\]])"), re.compile(r"(?<=[\w)\]])(?=\.[A-Za-z_])")
+ROOM = 30  # letters in a line of 360 px, behind the four by which what is left of a line stands in
 
 # Where a name in a sentence or a table may go on below: Grad|Scaler, bytes_|sent, lib/|ranks.
 PARTS = re.compile(
@@ -33,15 +36,31 @@ def _in_its_own(line: tuple[int, str]) -> tuple[int, str]:
         return line
     parts = TAG.split(html.removesuffix("\n"))  # text and tags in turns
     text = "".join(parts[::2])
-    joints, first = [joint.start() for joint in JOINTS.finditer(text)], 0
+    indent, newline = len(text) - len(text.lstrip(" ")), "\n" * html.endswith("\n")
+    joints, first = _joints(text, ROOM - indent), 0
     for n in range(0, len(parts), 2):
         end = first + len(parts[n])
         for at in reversed([joint - first for joint in joints if first <= joint < end]):
             parts[n] = f"{parts[n][:at]}<wbr>{parts[n][at:]}"
         first = end
-    indent, newline = len(text) - len(text.lstrip(" ")), "\n" * html.endswith("\n")
     inside = "".join(parts)
     return 1, f'<span class="code-line" style="--indent: {indent}">{inside}</span>{newline}'
+
+
+def _joints(text: str, room: int) -> list[int]:
+    """Return where a line may be broken, apart from its spaces: inside words longer than `room`."""
+    words = [word.span() for word in re.finditer(r"\S+", text)]
+    for joint in (OPENED, DOTS):
+        words = [part for word in words for part in _split(text, word, joint, room)]
+    return [start for start, _ in words if start and not text[start - 1].isspace()]
+
+
+def _split(text: str, word: tuple[int, int], joint: re.Pattern, room: int) -> list[tuple[int, int]]:
+    start, end = word
+    if len(unescape(text[start:end])) <= room:
+        return [word]
+    inside = (found.start() for found in joint.finditer(text, start, end))
+    return list(pairwise([start, *(at for at in inside if at > start), end]))
 
 
 def breakable(html: str) -> str:

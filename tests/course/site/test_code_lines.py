@@ -1,7 +1,9 @@
 """Code in the book: the same text, each line with its indentation, names broken between words."""
 
 import re
+from html import unescape
 
+import pytest
 from pygments import highlight
 from pygments.lexers import PythonLexer
 
@@ -20,10 +22,30 @@ def test_lines_keep_their_text_and_know_their_indentation():
     assert re.findall(r"--indent: (\d+)", html) == ["0", "4", "0", "8"]
 
 
-def test_a_line_goes_on_behind_a_joint_and_not_inside_a_number():
-    html = highlight(CODE, PythonLexer(), CodeLines())
-    text = re.sub("<(?!wbr)[^>]*>", "", html)
-    assert "torch<wbr>.cat(<wbr>parts)<wbr>.detach()[<wbr>0] + 1.5  # a (<wbr>long) end..." in text
+def joints(code):
+    html = highlight(code, PythonLexer(), CodeLines())
+    return unescape(re.sub("<(?!wbr)[^>]*>", "", html)).replace("<wbr>", "|").strip()
+
+
+@pytest.mark.parametrize(
+    ("code", "broken"),
+    [
+        ('print("still alive", world.run(ranks))', 'print("still alive", world.run(ranks))'),
+        ("x = f(torch.cat(parts).detach()[0].flatten())", None),
+        (" " * 12 + "x = torch.cat(parts)[0] + 1.5", "x = torch.cat(|parts)[|0] + 1.5"),
+        (
+            "a = abcdefghijklm.abcdefghijklm.abcdefghijklm(first[0])",
+            "a = abcdefghijklm|.abcdefghijklm|.abcdefghijklm(|first[|0])",
+        ),
+        ('x["' + '"' * 12 + '"]', None),  # quotes are one letter each, however HTML writes them
+        ("f(abcdefghijklmnopqrstuvwxyz1.25)", "f(|abcdefghijklmnopqrstuvwxyz1.25)"),
+    ],
+)
+def test_a_word_goes_on_below_only_where_it_has_no_room(code, broken):
+    """Where brackets are enough, a name keeps its dots."""
+    if broken is None:
+        broken = code.replace("f(t", "f(|t").replace("cat(p", "cat(|p").replace("[0", "[|0")
+    assert joints(code) == broken
 
 
 def test_a_long_name_goes_on_below_between_its_words_and_a_short_one_stays_whole():
