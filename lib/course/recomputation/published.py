@@ -1,5 +1,6 @@
 """Recomputation as Korthikanti and others measured it, beside what we predict."""
 
+from lib.predict.recompute.published import MODELS, shares
 from lib.predict.roofline import speeds
 from lib.predict.sequence.published_times import (
     RANKS,
@@ -22,4 +23,13 @@ def one_layer() -> str:
     for name, published, predicted in rows:
         parts = (f"{ms:5.1f} ms{ms / (forward + backward):>4.0%}" for ms in (published, predicted))
         lines.append(f"{name:<17}" + "".join(f"{part:>12}" for part in parts))
+    return "\n".join(lines)
+
+
+def kept_on_a_rank() -> str:
+    """Write what a layer keeps on each of 8 ranks, in percent of tensor parallelism alone."""
+    lines = ["keeps  sequence  selective   both    all"]
+    for name in ("22B", "175B", "530B"):
+        sequence, selective, both, everything = shares(MODELS[name])
+        lines.append(f"{name:<5}{sequence:>10.1%}{selective:>11.1%}{both:>7.1%}{everything:>7.1%}")
     return "\n".join(lines)

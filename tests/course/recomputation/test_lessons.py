@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lib.course.recomputation import cover, further, lessons, published
+from lib.parallel.tensor import tensor_parallel, vocab_parallel_cross_entropy
 from lib.predict.recompute import BlockCost, every, none, square_root, use_of
 from lib.predict.tensor.memory import published_layer
 from lib.single import next_token_loss
@@ -79,6 +81,24 @@ def test_collectives_that_run_again(worlds):
     assert counts["reduce_scatter"] == [(14, 14)]
     assert counts["all_gather"][0] == (28, 28)  # FSDP's
     assert (52, 65) in counts["all_reduce"]  # one in each layer, and the embedding's
+
+
+def in_parts():
+    model = tensor_parallel(lessons.gpt())
+    inputs, targets = lessons.batch()
+    dist.barrier()
+    logits = model(inputs)
+    dist.barrier()
+    loss = vocab_parallel_cross_entropy(logits, targets)
+    dist.barrier()
+    loss.backward()
+
+
+def test_where_the_52_all_reduces_are(worlds):
+    run = worlds(4).record(in_parts)
+    rows = sorted(run.where(rank=0, lane="comm"), key=lambda row: row.start)
+    parts = " ".join(row.op for row in rows).split("barrier")[1:]
+    assert [part.split().count("all_reduce") for part in parts] == [25, 2, 25]
 
 
 def test_checkpoints_in_shares_change_no_gradient(worlds):
