@@ -25,6 +25,7 @@ from lib.predict.shape import GPTShape, ModelShape
 from lib.ranks.memory import Memory
 
 GPT2 = GPTShape(50257, sequence=1024, width=768, heads=12, layers=12, tied=True)
+_HARD = "\N{NO-BREAK SPACE}"  # where `folded` breaks no line
 # What `curve` says of efficiencies against the number of GPUs.
 SCALING = {
     "x": ("GPUs", ""),
@@ -164,7 +165,7 @@ def calls(runs: dict[str, Ledger], nbytes: int) -> str:
 
 def folded(text: str, indent: str = "") -> str:
     """Return a text in lines of at most 48 characters; all but the first begin with `indent`."""
-    return textwrap.fill(text, 48, subsequent_indent=indent)
+    return textwrap.fill(text, 48, subsequent_indent=indent).replace(_HARD, " ")
 
 
 def who_failed(error: Exception) -> str:
@@ -175,9 +176,11 @@ def who_failed(error: Exception) -> str:
 
 
 def _listed(rows: list[Row]) -> str:
-    """Name each operation once, followed by the bytes of its buffers."""
+    """Name each operation once, and behind it, on the same line, the bytes of its buffers."""
     operations = groupby(rows, key=lambda row: row.op)
-    return ", ".join(f"{op} {' '.join(f'{row.bytes:,}' for row in of)}" for op, of in operations)
+    return ", ".join(
+        f"{op}{_HARD}{' '.join(f'{row.bytes:,}' for row in of)}" for op, of in operations
+    )
 
 
 # --- run on every rank
