@@ -267,7 +267,6 @@ def test_the_cost_models_and_the_published_times_are_what_the_text_says(ranks):
         < formulas.cost("ring", n, 10**6, nvlink.alpha, nvlink.beta)
         for n in range(2, 513)
     ]
-    assert "faster than the ring from six ranks on" in text
     assert [n for n, lower in enumerate(below, 2) if not lower] == [2, 3, 5]
     rounds = [formulas.all_reduce(name, 1000, 1000).rounds for name in ("ring", "tree")]
     assert rounds == [1998, 20] and "1,998 for 1,000 ranks" in text and "20 for 1,000" in text

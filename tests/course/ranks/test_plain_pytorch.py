@@ -141,7 +141,7 @@ def after_a_reduce_the_root_alone_holds_the_sum(x):
 
 def test_pytorchs_reduce_leaves_no_zeros_on_the_other_ranks():
     assert (
-        "PyTorch's own `reduce` defines only the root's tensor; ours sets the others to zero."
+        "after a reduce, only the root's tensor is defined (the course's makes the others zeros)"
         in text_of_chapter()
     )
     steps = (after_a_reduce_the_root_alone_holds_the_sum,)

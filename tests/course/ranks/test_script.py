@@ -46,6 +46,32 @@ time.sleep(8)
 """
 
 
+FAILING = """
+import sys
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+def main():
+    dist.init_process_group("gloo")
+    assert dist.get_rank() != 2, "no data left"
+    dist.barrier()
+
+(record(main) if sys.argv[1] == "record" else main)()
+"""
+
+
+@pytest.mark.parametrize("way", ["record", "plain"])
+def test_torchrun_names_the_failed_rank_and_with_record_its_exception(text, tmp_path, way):
+    assert "(with its exception, if `main` is decorated with `@record`)" in text
+    assert "`@record`, imported from `torch.distributed.elastic.multiprocessing.errors`" in text
+    (tmp_path / "script.py").write_text(FAILING)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "script.py", way]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    cause = done.stderr.partition("Root Cause (first observed failure):")[2]
+    assert "rank      : 2 (local_rank: 2)" in cause
+    assert ("AssertionError: no data left" in cause) == (way == "record"), cause
+
+
 @pytest.mark.parametrize("mistake, reported", [("if", True), ("send", False)])
 def test_pytorchs_detail_names_ranks_missing_from_a_collective_only(
     text, tmp_path, mistake, reported
