@@ -28,7 +28,7 @@ def served(bound: int | None, rate: float, seed: int) -> float:
     return test_loss(model, seed)
 
 
-def replayed(updates, rate: float, seeds) -> list[float]:
+def replayed(updates, rate: float, seeds, momentum: float = 0.9) -> list[float]:
     """Train on one device with the gradients of `updates`, in their order; return the test losses.
 
     Each gradient is computed on the weights that its update names. Those that are applied to the
@@ -38,7 +38,7 @@ def replayed(updates, rate: float, seeds) -> list[float]:
     weights, _ = stack_module_state([network(seed) for seed in seeds])
     model = network(0)  # its own weights are not used
     outputs = vmap(lambda weights, x: functional_call(model, weights, (x,)))
-    optimizer = torch.optim.SGD(weights.values(), rate, momentum=0.9)
+    optimizer = torch.optim.SGD(weights.values(), rate, momentum=momentum)
     versions = [_kept(weights)]
     for _, one_step in groupby(updates, key=lambda update: update.applied_to):
         optimizer.zero_grad()

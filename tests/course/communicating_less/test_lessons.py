@@ -10,7 +10,8 @@ from PIL import Image
 from lib.course.communicating_less import costs, lessons
 from lib.course.communicating_less.cover import above_one_another
 from lib.course.narrow import WIDTH
-from lib.parallel.data import PowerSGD, Sign, TopK
+from lib.parallel.data import PowerSGD, Quantized, Sign, TopK
+from lib.parallel.data.compressors import Cast
 from tests.course.stored_chapter import main_path, stored_chapter
 from tests.every import every
 
@@ -88,16 +89,38 @@ def test_two_different_pairings_of_four_ranks_give_the_mean():
 
 
 def test_feedback_wins_back_nearly_all_with_plain_sgd(worlds):
-    """The text under the table of compressors: 8 % with AdamW is AdamW's doing."""
+    """The text under the table of compressors: 8 % with AdamW, also after as many steps."""
     hooks = {"plain": lambda: None, "no feedback": lambda: TopK(0.01, False)}
     hooks["top 1 %"] = lambda: TopK(0.01)
-    losses = {
-        name: [worlds(4).run(lessons.train_gpt, make(), seed, 60, 0.3)[0] for seed in lessons.SEEDS]
-        for name, make in hooks.items()
-    }
+
+    def losses_of(rate):
+        return {
+            name: [
+                worlds(4).run(lessons.train_gpt, make(), seed, 60, rate)[0]
+                for seed in lessons.SEEDS
+            ]
+            for name, make in hooks.items()
+        }
+
+    assert 0.05 < lessons.won_back(losses_of(None)) < 0.12  # AdamW
+    losses = losses_of(0.3)
     assert 0.9 < lessons.won_back(losses) < 1.1, losses  # the mean of three seeds that scatter
     shares = [lessons.won_back({name: [of[n]] for name, of in losses.items()}) for n in range(3)]
     assert min(shares) < 0.5 and max(shares) > 1.2, shares
+
+
+def test_the_small_gpt_starts_where_the_text_says(worlds):
+    (text,) = [c.source for c in stored_chapter("02-communicating-less").cells
+               if "`trained_with` trains" in c.source]  # fmt: skip
+    assert "(29,664 weights), whose loss starts at 5.56, " in text
+    assert sum(p.numel() for p in lessons.small_gpt().parameters()) == 29_664
+    starts = [lessons.gpt_loss(lessons.small_gpt(seed), 0, seed).item() for seed in lessons.SEEDS]
+    assert round(sum(starts) / 3, 2) == 5.56
+
+
+def test_the_hooks_that_keep_a_residual_are_those_of_the_text():
+    assert all(hook.feedback for hook in (TopK(0.01), Sign(), PowerSGD(2)))
+    assert not any(hook.feedback for hook in (Cast(), Quantized(4)))
 
 
 def test_momentum_does_for_the_plain_version_what_it_does_for_diloco():

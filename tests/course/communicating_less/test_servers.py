@@ -83,6 +83,16 @@ def test_updates_that_are_not_stale_are_plain_training():
     assert {one.staleness for one in servers.equally_stale(2)[2:]} == {2}
 
 
+def test_without_momentum_stale_gradients_hardly_hurt_at_the_large_rate():
+    """The text: 0.05 with momentum 0.9 acts like 0.5, and without momentum it is harmless."""
+    stale = [servers.equally_stale(staleness) for staleness in (0, 1, 2)]
+    runs = [servers.replayed(updates, 0.05, (0, 1, 2), 0.0) for updates in stale]
+    assert [round(sum(losses) / 3, 2) for losses in runs] == [0.27, 0.27, 0.30]
+    runs = [servers.replayed(updates, 0.5, (0, 1, 2), 0.0) for updates in stale]
+    means = [sum(losses) / 3 for losses in runs]
+    assert means[1] > 1.2 * means[0] and not means[2] < 1  # it grows, then a seed diverges
+
+
 def test_the_tightest_bound_learns_worst_at_the_large_rate():
     """The order of the table, from more seeds than it has and seed by seed."""
     by_bound = {}

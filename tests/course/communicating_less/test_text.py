@@ -139,6 +139,8 @@ def test_the_problem_is_stated_with_its_counter_example(notebook):
     assert round(backward / costs.gpt2_computing(8), 2) == 0.67  # two thirds
     assert numbers[2] < 1e3 * backward  # NVLink's exchange fits under it
     assert 2.6 < 3.8 < numbers[1]  # both published exchanges are shorter than computing
+    one_card = 2 * 15 / 16 * 2**29 / 50e9  # a flat ring of 16, all through one card of 400 Gb/s
+    assert 1e3 * one_card / numbers[5] == pytest.approx(8, rel=0.05)  # "a network card of its own"
     ring, latency = costs.gpt2_moving("plain", "InfiniBand NDR", 8), 14 * 14e-6
     assert round(((ring - latency) / 2 + latency) * 1e3, 1) == 8.9  # half of the bytes
 
@@ -169,6 +171,9 @@ def test_what_pays_off_is_as_the_text_says(notebook):
     assert ethernet["top 1 %"][2] < ethernet["plain"][2]
     assert [ethernet["PowerSGD"][i] < 0.1 * ethernet["plain"][i] for i in range(3)] == [True] * 3
     assert table["computing"]["4 bits"][2] > 200
+    for times in (infiniband, ethernet):  # "nearly halve the exchange over both slow links"
+        assert all(0.5 < a / b < 0.6 for a, b in zip(times["16 bits"], times["plain"], strict=True))
+    assert nvlink["plain"][0] - nvlink["16 bits"][0] == pytest.approx(0.3)
     assert ethernet["4 bits"][1] > 1.5 * ethernet["plain"][1]
     assert (ethernet["sign"][1], ethernet["plain"][1]) == (75.5, 75.1)
     assert ethernet["sign"][2] > 2 * ethernet["plain"][2] < ethernet["4 bits"][2]
@@ -286,6 +291,12 @@ def test_sparse_rows_send_more_from_13_ranks_on(notebook):
     assert "from 13 ranks on the sparse line lies above" in sources_of(notebook)
     (_, ours), (_, dense) = costs.rows_sent(1460, 222, range(2, 20)).values()
     assert [n for n, (a, b) in enumerate(zip(ours, dense, strict=True), 2) if a > b][0] == 13
+
+
+def test_bfloat16_rounds_sums_to_8_significant_bits(notebook):
+    assert "partial sums are rounded to 8 significant bits" in sources_of(notebook)
+    large = torch.tensor([255.0, 256.0], dtype=torch.bfloat16)
+    assert (large + 1).tolist() == [256, 256]  # 257 needs 9 bits
 
 
 def test_pytorchs_defaults_are_those_of_the_text(notebook):
