@@ -2,6 +2,7 @@
 
 import shutil
 
+import nbformat
 import pytest
 
 from lib.course.tools.book import ROOT
@@ -29,6 +30,9 @@ def chapter(lab, folder, tmp_path_factory):
     address = (made / CHAPTER).relative_to(folder).as_posix()
     page = lab.open(address, width=1920, height=1000)
     page.locator(f"{TEXT} a.term").first.wait_for()
+    cells = nbformat.read(ROOT / f"chapters/{CHAPTER}.ipynb", as_version=4).cells
+    last = sum(cell.cell_type == "markdown" for cell in cells) - 1
+    page.locator(TEXT).nth(last).wait_for(state="attached")  # JupyterLab sets cells one by one
     page.evaluate("() => jupyterapp.shell.collapseLeft()")
     yield page
     page.context.close()
