@@ -12,9 +12,9 @@ LAST = {"column": 1, "row": 2}  # steps of each product
 # The chapter's letters for the matrices of each product.
 LETTERS = {
     "column": {
-        "A [M, K]": "x [S, D]", "B [K, N/tp]": "W [D, F/tp]", "C [M, N/tp]": "y [S, F/tp]",
+        "A [M, K]": "x [S, D]", "B [K, N/tp]": "W₁ [D, F/tp]", "C [M, N/tp]": "y [S, F/tp]",
     },
-    "row": {"A [M, K/tp]": "y [S, F/tp]", "B [K/tp, N]": "W [F/tp, D]", "C [M, N]": "z [S, D]"},
+    "row": {"A [M, K/tp]": "y [S, F/tp]", "B [K/tp, N]": "W₂ [F/tp, D]", "C [M, N]": "z [S, D]"},
 }  # fmt: skip
 
 

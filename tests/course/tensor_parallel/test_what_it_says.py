@@ -16,10 +16,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from lib.course.tensor_parallel import lessons, slow
 from lib.course.tensor_parallel.stranger import Stranger
-from lib.parallel.tensor import tensor_parallel
+from lib.parallel.tensor import copy_to_group, tensor_parallel
 from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.memory import published_layer
@@ -119,6 +120,47 @@ def test_q_k_and_v_share_one_all_reduce_with_prepare_module_input(world, text):
     assert world.run(all_reduces_of_dtensors, False) == [3] * 4
     assert world.run(all_reduces_of_dtensors, True) == [1] * 4
     assert "`PrepareModuleInput`" in text
+
+
+def all_reduces_of_a_recomputed_layer(reentrant):
+    """Count a layer's all_reduces in forward and backward; with None, nothing is recomputed."""
+    layer = tensor_parallel(lessons.gpt(SHAPE)).blocks[str(lessons.LAYER)]
+    x = lessons.numbers(2, 16, 32).requires_grad_()
+    calls, real = [], dist.all_reduce
+    dist.all_reduce = lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+    try:
+        if reentrant is None:
+            y = layer(x)
+        else:
+            y = checkpoint(layer, x, use_reentrant=reentrant)
+        y.sum().backward()
+    finally:
+        dist.all_reduce = real
+    return len(calls)
+
+
+def test_a_recomputed_layer_has_five_or_six_all_reduces(world, text):
+    """PyTorch's checkpoint stops before the last sum, unless it is reentrant as Megatron-LM's."""
+    for reentrant, count in ((None, 4), (False, 5), (True, 6)):
+        assert world.run(all_reduces_of_a_recomputed_layer, reentrant) == [count] * 4
+    assert "four per layer (five or six if recomputed)" in text
+
+
+def gain_without_copy(copies):
+    """Return a replicated norm's gradient before a column layer with and without its Copy."""
+    norm, x = nn.LayerNorm(32).double(), lessons.numbers(2, 16, 32).to("cpu")
+    x = norm.to(x.device)(x)
+    x = copy_to_group(x) if copies else x
+    weight = lessons.own(lessons.numbers(128, 32).to("cpu"), 0)
+    nn.functional.gelu(x @ weight.T).sum().backward()
+    return norm.weight.grad
+
+
+def test_without_copy_replicated_parameters_drift_apart(world, text):
+    for copies in (True, False):
+        first, *others = world.run(gain_without_copy, copies)
+        assert all(torch.allclose(first, other) == copies for other in others)
+    assert "Copies of earlier parameters then drift apart" in text
 
 
 # --- the loss
@@ -258,7 +300,7 @@ def test_the_shares_are_those_of_what_is_drawn(notebook, text):
     shares = re.findall(r"(\d+)% exposed", shown(notebook, "slow.on"))
     steps = [slow.in_phases(step_on(link)) for link in ("NVLink4", "InfiniBand NDR")]
     assert shares == [f"{100 * slow.exposed(step):.0f}" for step in steps]
-    assert f"waits for {shares[0]} % of forward and backward over NVLink 4" in text
+    assert f"would wait for {shares[0]} % of forward and backward over NVLink 4" in text
     assert f"and for {shares[1]} % over InfiniBand" in text
 
 
@@ -270,6 +312,12 @@ def test_equal_seeds_leave_a_quarter_of_the_numbers(notebook, text):
     masks = [re.findall(r"^  ([01]{16})$", part, re.M) for part in (equal, other)]
     assert [len(part) for part in masks] == [4, 4] and len(set(masks[0])) == 1 < len(set(masks[1]))
     assert "a split tensor of 64 numbers gets only 16 independent ones" in text
+    (cell,) = [cell.source for cell in notebook.cells if "lessons.mask, apart" in cell.source]
+    assert "dropout=0.5)" in cell and "16 numbers for dropout 0.5" in text
+    ones = torch.ones(16, device="cpu")  # lessons.mask draws with the same 0.5
+    torch.manual_seed(7)
+    kept = nn.functional.dropout(ones, 0.5) > 0
+    assert masks[0][0] == "".join("01"[int(one)] for one in kept)
 
 
 # --- clipping
