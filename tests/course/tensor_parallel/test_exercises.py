@@ -273,6 +273,7 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     problem, text = shown(notebook, "layer = 12"), text_of(notebook)
     assert "125.8 GB\n" in problem and "62.9 GB\n" in problem and "1.78 GB a sample" in problem
     assert "One layer needs 125.8 GB" in text
+    assert f"`sent={2 * 2 * 3 / 4 * 0.008192:g}`" in text  # the example of exercise 1
     layer = shown(notebook, "run = world.record(split_mlp)")
     assert "It is 2 all_reduces." in layer and "plain MLP: True" in layer
     assert layer.count("8,192 bytes") == 2 and "× 2" in layer
