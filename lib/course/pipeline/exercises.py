@@ -147,12 +147,13 @@ def _passed(inputs):
 
 repair = Exercise(
     name="repair",
-    task="Change `their_steady_state` so that it ends on every rank.",
+    task="Change `exchange_neighbours` so that it ends on every rank.",
     inputs=_ready,
     reference=_passed,
     sizes=(2, 1000),
     hints=(
-        "Read the message. In which send does each rank wait, and who should have received it?",
+        "Read the message, in which group 0>1 means messages from rank 0 to rank 1. In which send "
+        "does each rank wait, and who should have received it?",
         "Rank r sends its activation to rank r + 1 while rank r + 1 sends a gradient to rank r. "
         "Each waits for the other to receive.",
         "Start both sends and both receives at once, with dist.batch_isend_irecv. `exchange` of "

@@ -136,7 +136,9 @@ def test_1f1b_on_two_ranks_is_at_most_1_78_times_as_fast_as_one_rank_at_a_time()
         play(rule(2, 8)).makespan for rule in (rules.naive, rules.one_f_one_b, rules.zb_h1)
     )
     assert (naive, order, h1) == (48, 27, 25)
-    assert round(naive / order, 2) == 1.78
+    assert round(naive / order, 2) == 1.78 == round(2 * 8 / (8 + 1), 2)
+    told = "it could be 2·8/(8+1) = 1.78 times as fast."
+    assert told in text_of(stored_chapter("06-pipeline-bubbles"))
 
 
 def test_recomputation_takes_a_forward_more_for_each_backward():
@@ -158,7 +160,7 @@ def test_recomputation_before_the_gradient_arrives_takes_41_as_the_chapter_says(
     text = text_of(stored_chapter("06-pipeline-bubbles"))
     assert "the makespan of GPipe grows from 33 to 44." in text
     assert "The makespan is 8 · 4 + 3 · 3 = 41." in text
-    assert "16 · 4 + 3 · 3 = 73, of which 9/73 = 12.3 % are idle." in text
+    assert "16 · 4 + 3 · 3 = 73, of which 9/73 = 12.3\u00a0% are idle." in text
     for p, m, makespan in ((4, 8, 41), (4, 16, 73)):
         assert early_recomputation(p, m) == makespan == m * (1 + 1 + 2) + (p - 1) * (1 + 2)
     assert f"{1 - 16 * 4 / early_recomputation(4, 16):.1%}" == "12.3%"

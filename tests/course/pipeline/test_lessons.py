@@ -195,9 +195,36 @@ def test_half_of_the_gain_comes_from_splitting_b_if_w_adds_within_its_product():
     ]
     text = text_of(stored_chapter("06-pipeline-bubbles"))
     told = "1F1B would have {:.1%}, ZB-H1 {:.1%} and ZB-V {:.1%}: about half".format(*shares)
-    assert told.replace("%", " %") in text
-    assert f"ZB-H2 has {100 * shares[3]:.1f} %.)" in text
+    assert told.replace("%", "\u00a0%") in text
+    assert f"ZB-H2 has {100 * shares[3]:.1f}\u00a0%.)" in text
     assert (shares[0] - shares[1]) / (shares[0] - shares[2]) == pytest.approx(0.5, abs=0.05)
+    assert "and half from the V, most of that from its balance." in text
+    h1, v = (play(order, without_additions(costs_of_the_chapter(order))) for order in orders[1:3])
+    assert 0.5 < (max(h1.work) - max(v.work)) / (h1.makespan - v.makespan) < 1
+
+
+def test_zb_v_gains_on_zb_h1_by_its_balance_and_its_busiest_rank_waits_longer():
+    """Chapter 6: it works for 13.2 of 14.7 ms, and in ZB-H1 for 14.4 of 15.5 ms."""
+    orders = rules.zb_h1(4, 8), rules.zb_v(8, 8)
+    h1, v = (play(order, costs_of_the_chapter(order)) for order in orders)
+    text = " ".join(text_of(stored_chapter("06-pipeline-bubbles")).split())
+    assert "Here this balance is its whole advantage (first fold)." in text
+    uneven = (f"{100 * (1 - run.work.mean() / run.work.max()):.1f} %" for run in (h1, v))
+    assert "*uneven* falls from {} to {}.".format(*uneven) in text
+    for name, run in (("ZB-H1 it", h1), ("ZB-V it", v)):
+        work, step = 1e3 * max(run.work), 1e3 * run.makespan
+        told = f"works for {work:.1f} of {step:.1f} ms, and waits for {step - work:.1f} ms."
+        assert f"In {name} {told}" in text
+    assert max(h1.work) - max(v.work) > h1.makespan - v.makespan > 0  # so its wait is longer
+
+
+def test_a_message_in_bf16_over_50_gb_a_second_takes_about_0_3_of_a_forward():
+    assert "A message of 0.3 is about a bf16 activation" in text_of(
+        stored_chapter("06-pipeline-bubbles")
+    )
+    forward = costs_of_the_chapter(rules.gpipe(4, 8)).forward
+    message = 3.4e-6 + 2 * 1024 * 2304 / 50e9
+    assert f"{message * 4 / sum(forward):.1f}" == "0.3"
 
 
 def test_the_times_of_stage_3_of_zb_v_are_those_of_the_text():

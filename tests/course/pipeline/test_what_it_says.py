@@ -12,10 +12,10 @@ from lib.course.pipeline.exercises import repair
 from lib.predict.pipeline import schedules as rules
 from lib.predict.pipeline.play import Costs, play
 from tests import on_gpus
-from tests.course.stored_chapter import shown, stored_chapter
+from tests.course.stored_chapter import shown, stored_chapter, text_of
 
 NOTEBOOK = stored_chapter("06-pipeline-bubbles")
-TEXT = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+TEXT = text_of(NOTEBOOK).replace("\u00a0", " ")  # a number and its % stay on one line
 
 
 def said(pattern: str) -> tuple[str, ...]:
@@ -79,6 +79,21 @@ def test_the_last_rank_of_zb_h1_does_its_last_ws_while_gradients_travel_back():
     assert sorted(last_w) == [24, 25, 26] and sorted(last_i) == [23, 24, 25]
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 8), (5, 12)])
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (1, 1, 0.5)])
+def test_the_time_of_zb_h1_has_the_parts_that_the_text_adds(p, m, times):
+    forward, of_input, weights = times
+    run = play(rules.zb_h1(p, m), Costs(*times))
+    rows = list(run.ledger.where(lane="compute", rank=p - 1))
+    (end,) = [row.end for row in rows if (row.op, row.microbatch) == ("I", m - 1)]
+    assert sum(row.op == "W" and row.start < end for row in rows) == m - p
+    assert min(row.start for row in rows) == (p - 1) * forward
+    assert end == (p - 1) * forward + m * (forward + of_input) + (m - p) * weights
+    assert run.makespan == end + (p - 1) * of_input + weights
+    assert run.makespan == m * sum(times) + (p - 1) * (forward + of_input - weights)
+    assert "has done m − p Ws before it ends its last I." in TEXT
+
+
 def test_when_rank_0_waits_is_what_the_text_says():
     def waits(schedule):
         rows = sorted(play(schedule).ledger.where(rank=0, lane="compute"), key=lambda r: r.start)
@@ -114,6 +129,13 @@ def test_a_waiting_w_of_the_paper_keeps_the_share_that_the_text_says():
     assert without == round(32 / 34, 2) == 0.94
 
 
+def test_each_rank_of_zb_v_keeps_about_as_much_as_the_others_in_the_picture():
+    assert 'schedule("zb-v", 8, 8,' in "".join(cell.source for cell in NOTEBOOK.cells)
+    assert "so all ranks keep about equally much" in TEXT
+    kept = play(rules.zb_v(8, 8), Costs(0.5, 0.5, 0.5, activation=1)).peak_bytes
+    assert kept == (8, 8, 8, 8)  # thin stages, as 4 microbatches of a whole rank
+
+
 def test_bytes_with_gradients_are_those_of_the_cell():
     lines = shown(NOTEBOOK, "to_w = [").split("W included\n")[1].splitlines()
     kept = {}
@@ -132,6 +154,9 @@ def test_bytes_with_gradients_are_those_of_the_cell():
 
 
 # --- the card
+
+RULES = rules.gpipe, rules.zb_h2, rules.one_f_one_b, rules.zb_h1
+THIN = rules.interleaved, rules.zb_v
 
 
 def eager(stages, microbatches):
@@ -183,14 +208,31 @@ def test_the_card_compares_the_schedules_as_they_run():
         assert bool(waiting) == name.startswith("ZB"), "what W needs is kept as well"
         each = order.stages // order.ranks
         many, times = rules.repeated(order, 16), [1 / each] * 3
-        free, long = (play(many, Costs(*times, send=send)).makespan / 16 for send in (0, 1))
-        step = f"{play(order, Costs(*times)).makespan:.3g}"
+        free = play(many, Costs(*times)).makespan / 16
+        step, long = (f"{play(order, Costs(*times, send=s)).makespan:.3g}" for s in (0, 0.3))
         assert alone == (step if tiles else f"{free:.3g}")
         assert tiled == (f"{free:.3g}" if tiles else "")
         kept = max(play(order, Costs(activation=2 // each)).peak_bytes) / 2
         borders = {1: 3, 2: 6 if name == "ZB-V" else 7}[each]
         told = [slow, told_kept, messages]
-        assert told == [f"{long:.3g}", f"{kept:g}", str(2 * 8 * borders)], name
+        assert told == [long, f"{kept:g}", str(2 * 8 * borders)], name
+    assert "each message takes 0.3 of a rank's forward, while" in TEXT
+
+
+def test_messages_as_long_as_a_forward_cost_gpipe_and_zb_h2_least():
+    told = "cost GPipe and ZB-H2 least: 39 − 33 = 6, and 30 − 27 = 3."
+    assert f"Messages as long as a forward {told}" in TEXT
+    thin = Costs(0.5, 0.5, 0.5)
+    free, long = (
+        [
+            *(play(rule(4, 8), Costs(send=send)).makespan for rule in RULES),
+            *(play(rule(8, 8), replace(thin, send=send)).makespan for rule in THIN),
+        ]
+        for send in (0, 1)
+    )
+    lost = [b - a for a, b in zip(free, long)]
+    assert free[:2] == [33, 27] and long[:2] == [39, 30]
+    assert lost[:2] == [6, 3] and min(lost[2:]) > 6
 
 
 # --- messages
