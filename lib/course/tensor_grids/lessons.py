@@ -119,13 +119,15 @@ def costs() -> str:
 def with_and_without_overlap(rows: int, inputs: int, outputs: int, speeds) -> list[Ledger]:
     """Return rank 0's predicted step of a layer on 2×2 ranks, without and then with overlap.
 
-    Numbers have 2 bytes, and both pictures have one scale. Every product is called mm.
+    Numbers have 2 bytes, and both pictures have one scale. Each product is named after its result,
+    y, dW or dx, to which it adds one of two terms.
     """
     steps = []
     for overlap in (False, True):
         step = summa_step(rows, inputs, outputs, 2, speeds, overlap=overlap, itemsize=2)
-        own = step.where(rank=0)
-        named = [replace(row, op="mm") if row.op == "addmm_" else row for row in own]
+        own, results = step.where(rank=0), iter(("y", "y", "dW", "dW", "dx", "dx"))
+        products = ("mm", "addmm_")
+        named = [replace(row, op=next(results)) if row.op in products else row for row in own]
         steps.append(Ledger(named, source=own.source, results=own.results, meta=own.meta))
     return on_one_axis(*steps)
 

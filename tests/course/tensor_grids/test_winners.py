@@ -78,7 +78,7 @@ def test_on_four_ranks_1d_is_faster_although_the_square_sends_less(notebook):
 def test_replicas_beside_grids_as_the_text_says(notebook):
     """1D × data in the same prediction: where it loses, and where FSDP would."""
     text, lost, close, lost_by_fsdp = text_of(notebook, "wins0004"), {}, 0, 0
-    lost_in_4_bytes, lost_if_both_are = 0, 0
+    clear, lost_in_4_bytes, lost_if_both_are = 0, 0, 0
     for link in LINKS:
         h100 = speeds("H100", link)
         for (ranks, width), best in where_each_wins(
@@ -88,16 +88,18 @@ def test_replicas_beside_grids_as_the_text_says(notebook):
             found = replicated_seconds(ranks, width, h100)
             ours = min(times.exposed for times in found.values())
             if ours > grid:
-                lost[link, ranks, width] = 1 - grid / ours
+                lost[link, ranks, width] = ours / grid - 1
+            clear += ours < 0.99 * grid
             close += grid * 0.999 < ours <= grid
             lost_by_fsdp += min(t.exposed + t.sums / 2 for t in found.values()) > grid
             in_4_bytes = min(t.exposed + t.sums for t in found.values())
             lost_in_4_bytes += in_4_bytes > grid
             lost_if_both_are += in_4_bytes > min(with_depth_in_4_bytes(ranks, width, h100))
     assert list(lost) == [("NVLink4", 64, 32_768)] and close == 2
-    assert round(100 * lost["NVLink4", 64, 32_768]) == 6
-    assert "In 39 of the 40 places" in text and "a square faster (the 7)" in text
-    assert "Each 0 in the table is a difference below 0.5 %, and two of these three are" in text
+    assert round(100 * lost["NVLink4", 64, 32_768]) == 7
+    assert clear == 37 and "In 37 of the 40 places 1D × data is at least 1 % faster" in text
+    assert "two are ties (below 0.1 %)" in text
+    assert "on 64 ranks at width 32,768 does it take longer, by 7 %." in text
     assert lost_by_fsdp == 4 and "a grid wins in 4 of the 40 places" in text
     assert lost_in_4_bytes == lost_if_both_are == 7
     assert "and in 7 with an all_reduce in 4 bytes instead" in text
@@ -105,7 +107,7 @@ def test_replicas_beside_grids_as_the_text_says(notebook):
 
 def test_overlapped_replicas_win_everywhere(notebook):
     """Also with sums in 4 bytes, and against a 2.5D grid whose sum over depth takes no time."""
-    text, places, zeros = text_of(notebook, "wins0004"), 0, 0
+    text, places = text_of(notebook, "wins0004"), 0
     for link in LINKS:
         h100 = speeds("H100", link)
         for (ranks, width), best in where_each_wins(
@@ -120,10 +122,8 @@ def test_overlapped_replicas_win_everywhere(notebook):
                     assert min(times.overlapped for times in found) < free
                     in_4_bytes = min(t.forward + max(t.backward, 2 * t.sums) for t in found)
                     assert in_4_bytes < free
-            exposed = min(times.exposed for times in found)
-            zeros += abs(exposed / best.seconds - 1) < 0.005
             places += 1
-    assert places == 40 and zeros == 3
+    assert places == 40
     assert "overlapped as far as possible, 1D × data wins in all 40." in text
     assert "wins in all 40 also in 4 bytes, and even against a 2.5D grid whose sum" in text
 
@@ -197,8 +197,8 @@ def test_a_group_of_all_ranks_is_1d_and_groups_of_one_are_data_parallelism():
     assert alone.sums == h100.moving("all_reduce", 8, 2 * 12 * 8192**2)
 
 
-def test_what_links_of_their_own_would_change():
-    """The text names the five of 40 places in which another split would win."""
+def test_what_links_of_their_own_would_change(notebook):
+    """The text says that another split would win in five of 40 places."""
     changed = {}
     for link in ("NVLink4", "InfiniBand NDR"):
         shared, apart = (
@@ -218,6 +218,7 @@ def test_what_links_of_their_own_would_change():
         ("InfiniBand NDR", 8, 32_768): "3D, 2×2×2",
         ("InfiniBand NDR", 64, 16_384): "2.5D, 4×4×4",
     }
+    assert "another split would win in 5 of the 40 places." in text_of(notebook, "grid0004")
 
 
 def test_the_table_of_winners_says_how_their_times_differ_from_1d(notebook):
@@ -286,7 +287,7 @@ def test_hosts_of_eight_beside_grids(notebook):
     assert on_main_path in text_of(notebook, "wins0004")
 
 
-def test_both_pictures_of_overlap_have_one_scale_and_one_name_for_products():
+def test_both_pictures_of_overlap_have_one_scale_and_name_products_after_results():
     h100 = speeds("H100", "NVLink4")
     apart, over = lessons.with_and_without_overlap(16_384, 12_288, 12_288, h100)
     assert apart.makespan == over.makespan
@@ -294,6 +295,7 @@ def test_both_pictures_of_overlap_have_one_scale_and_one_name_for_products():
         step = summa_step(16_384, 12_288, 12_288, 2, h100, overlap=overlap, itemsize=2)
         rows = ledger.where(rank=0, lane="compute")
         assert len(rows) == len(step.where(rank=0, lane="compute"))
-        assert [row.op for row in rows].count("mm") == 6
+        names = [row.op for row in rows if row.op in ("y", "dW", "dx", "mm", "addmm_")]
+        assert names == ["y", "y", "dW", "dW", "dx", "dx"]
         moved = lambda rows: sum(row.bytes for row in rows if row.lane == "comm")
         assert moved(ledger) == moved(step.where(rank=0))
