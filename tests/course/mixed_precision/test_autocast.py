@@ -1,11 +1,15 @@
 """What chapter 10 says of autocast: bf16 needs no scaled loss, fp16 does, and who runs in what."""
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lib.course.mixed_precision.gradients import gradients
 from lib.course.mixed_precision.networks import DETECTOR
 from lib.course.mixed_precision.training import SEEDS
+from lib.single.formats import BF16
+from lib.single.precision import sum_in
 from tests.course.stored_chapter import chapter_fixtures, shown
 from tests.every import every
 
@@ -76,14 +80,26 @@ def test_fsdp2_converts_whole_modules(worlds, text):
     for asked, logits in ((None, bf16), (fp32, fp32)):
         found = worlds(2).run(formats_in_fsdp2, asked)
         assert found == [(bf16, bf16, logits, {fp32})] * 2
-    assert "so normalization layers and the logits are in bf16 too" in text
+    assert "Unlike autocast it converts whole modules, so normalization layers are in bf16" in text
     assert "with `output_dtype=torch.float32` for the outermost module" in text
 
 
-def test_without_autocast_the_loss_of_bf16_logits_is_in_bf16():
+@pytest.mark.parametrize("layer", (F.layer_norm, F.rms_norm))
+def test_normalization_of_bf16_adds_up_in_fp32(layer, text):
+    """It gives what fp32 gives, rounded once; one sum of 8,192 squares in bf16 would stall."""
+    x = 0.5 + torch.rand(4, 8192, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    x = x.bfloat16()
+    assert torch.equal(layer(x, (8192,)), layer(x.float(), (8192,)).bfloat16())
+    assert sum_in(BF16, x.square()).lt(0.5 * x.float().square().sum(-1)).all()
+    assert "PyTorch's kernels of layer norm and RMS norm still add up in fp32" in text
+
+
+def test_without_autocast_the_loss_of_bf16_logits_is_in_bf16(text):
     x = torch.ones(2, 8, dtype=torch.float32)
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         y = torch.nn.Linear(8, 8)(torch.nn.LayerNorm(8)(x))
         loss = torch.nn.functional.cross_entropy(y, torch.tensor([0, 1]))
     assert y.dtype == torch.bfloat16 and loss.dtype == torch.float32
     assert torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).dtype == torch.bfloat16
+    said = "The logits are in bf16 with both, but only autocast's losses convert them."
+    assert said in text
