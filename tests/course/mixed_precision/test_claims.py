@@ -20,7 +20,7 @@ def test_with_zero_1_mixed_precision_saves_what_is_not_sharded(text, ranks):
     )
     assert (mixed, fp32) == (4 + 12 / ranks, 8 + 8 / ranks)
     assert (mixed < fp32) == (ranks > 1)
-    assert "With ZeRO-1 a rank of n keeps 4 + 12/n bytes, not 8 + 8/n" in text
+    assert "With ZeRO-1 each of n ranks keeps 4 + 12/n bytes, not 8 + 8/n" in text
     assert "On one device only what is kept for backward gets smaller" in text
 
 
