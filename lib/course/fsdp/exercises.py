@@ -25,7 +25,7 @@ from lib.predict.sharded.traffic import of_step
 from lib.predict.sharded.units import alive, units_of
 from lib.ranks import span
 
-LLAMA, GPUS, DEVICE = model("Llama 3 405B").numel, 512, 141e9  # on H200s
+LLAMA, GPUS, DEVICE = model("Llama 3 405B").numel, 64, 141e9  # on H200s
 
 predict = Numbers(
     name="predict",
@@ -40,11 +40,11 @@ predict = Numbers(
     ranks=GPUS,
     hints=(
         "Mixed precision needs 2 bytes a parameter for the weights, 2 for the gradients and 12 for "
-        "the optimizer. Which of them does ZeRO-2 divide by 512?",
+        "the optimizer. Which of them does ZeRO-2 divide by 64?",
         "With ZeRO-3 everything is divided: 16 bytes a parameter, 6,494 GB in all. How many times "
         "does that hold 141 GB? The next whole number is the answer to `fewest`.",
         "Weights and gradients have 2 bytes, so the whole model has 812 GB. All units are gathered "
-        "twice and reduced once, and each of the three sends 511/512 of 812 GB.",
+        "twice and reduced once, and each of the three sends 63/64 of 812 GB.",
     ),
 )
 

@@ -52,7 +52,7 @@ BUGS = {
             "`dist.all_reduce(total)`, then `norm = total.sqrt()`.",
         ),
         sizes=(1, 4, 100),
-        words="first shards of {}",
+        words="a first shard of length {} on each rank",
     ),
     "gather": _bug(
         bugs.my_gradient,

@@ -22,15 +22,16 @@ def world(worlds):
 def test_the_predicted_numbers_are_those_of_a_closed_form():
     size = 405.8533888
     right = {
-        "zero_2": (2 + 14 / 512) * size,
-        "zero_3": 16 / 512 * size,
+        "zero_2": (2 + 14 / 64) * size,
+        "zero_3": 16 / 64 * size,
         "fewest": 47,
-        "sent": 3 * 511 / 512 * 2 * size,
+        "sent": 3 * 63 / 64 * 2 * size,
     }
     assert chapter.predict.check(**right).solved
     assert chapter.predict.answers == pytest.approx(right, rel=3e-3)
-    four = chapter.predict.check(**right | {"sent": 3 * 511 / 512 * 4 * size})
-    assert not four.solved and "sent: 4,860" in four.text and "is too much" in four.text
+    four = chapter.predict.check(**right | {"sent": 3 * 63 / 64 * 4 * size})
+    assert not four.solved and "sent: 4,794" in four.text and "is too much" in four.text
+    assert not chapter.predict.check(**right | {"sent": 3 * 2 * size}).solved, "without 63/64"
     assert not chapter.predict.check(**right | {"fewest": 16 * size / 141}).solved
     assert chapter.predict.check().text.startswith("Not solved yet")
 

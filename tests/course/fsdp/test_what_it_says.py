@@ -68,12 +68,18 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     step = fsdp_step(chain, [lessons.ROWS] * slow_chain.RANKS, slow_chain.speeds())
     usual = 1e6 * slow_chain.unit_times(step)[1][3]
     relu = 1e6 * 3 * 4096**2 * 4 / 3.35e12  # reads dy and y, writes dx
-    parts = f"two products (278 µs), ReLU ({relu:.0f}), copies ({usual - 278 - relu:.0f})"
+    cat, div = (1e6 * n * 4096**2 * 4 / 3.35e12 for n in (2, 2 / 4))  # of a quarter: the shard
+    assert usual == pytest.approx(278 + relu + cat + div, abs=1)
+    parts = f"two products (278 µs), ReLU ({relu:.0f}), copying the gradients ({cat:.0f})"
+    parts += f" and dividing the reduced shard ({div:.0f})"
     assert f"computes for {usual:.0f} µs: {parts}." in text_of(notebook)
     logits = 8_192 * 128_256 * 4 / 1e9
     assert f"Logits in float32 add {logits:.1f} GB, and their gradient as much" in text_of(notebook)
     assert 30.1 + 44 < 80 < 30.1 + 44 + 2 * logits, "stage 2 is too much with them"
     own = shown(notebook, "same gradients")
+    in_turn = re.findall(r"all_gather|reduce_scatter", own.split("66,048 × 2")[1])
+    assert in_turn == ["all_gather", "reduce_scatter"] * 5 + ["reduce_scatter"]
+    assert "each reduce_scatter but the last stands after the next unit's" in text_of(notebook)
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()
     said = [word for word in late if word in ("True", "False")]
@@ -123,6 +129,9 @@ def test_one_unit_and_the_fewest_rows_that_hide_a_gather(notebook):
     # A weight takes 2 bytes of the link, and 2 operations for each row.
     rows_in_16_bits = gpu("H100").peak["bf16"] / link("NVLink4").bandwidth
     assert f"989 TFLOP/s ÷ 450 GB/s = {round(rows_in_16_bits, -2):,.0f}" in text_of(notebook)
+    host, each = (gpu("H100").peak["bf16"] / (n * 50e9) for n in (1, 8))
+    words = f"({round(host, -3):,.0f} if a whole host has only 50 GB/s, and {round(each, -2):,.0f}"
+    assert f"{words} if each of its 8 GPUs has)" in text_of(notebook)
 
 
 def test_the_picture_of_units_takes_as_long_as_the_step_without_its_update(notebook):
@@ -323,8 +332,8 @@ def test_what_counts_as_solved_stands_before_the_folded_solution(notebook):
 
 def test_the_examples_of_exercises_1_and_5_are_what_is_computed(notebook):
     text, numel = text_of(notebook), model("Llama 3 405B").numel
-    zero_1 = held(numel, 512, 1).total
-    assert f"(4 + 12/512) · {numel / 1e9:.2f} = {zero_1 / 1e9:,.0f} GB" in text
+    zero_1 = held(numel, 64, 1).total
+    assert f"(4 + 12/64) · {numel / 1e9:.2f} = {zero_1 / 1e9:,.0f} GB" in text
     answer = str(choose.check([1] * 16, 1))
     seconds, nbytes = choose.tried([1] * 16, 1)
     assert "These units fit, but the step is too slow." in answer
@@ -337,6 +346,7 @@ def test_the_published_gather_in_the_text_is_that_of_the_predicted_runs(notebook
     n, moved = ranks.default, 2 * published.GPT3.numel
     gather = (n - 1) / n * moved / published.HOST
     words = f"{moved / 1e9:.0f} GB · {n - 1}/{n} ÷ 250 GB/s = {gather:.1f} s"
+    assert f"each of {published.GPT3.numel / 1e9:.1f} billion parameters" in text_of(notebook)
     assert words in text_of(notebook) and f"It assumes {n} GPUs" in text_of(notebook)
     assert n != 128  # with which the authors' step of batch 2 lost time in the allocator
 
