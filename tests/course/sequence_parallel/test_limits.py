@@ -11,6 +11,7 @@ import torch
 from lib.course.sequence_parallel import lessons, limits
 from lib.parallel.sequence import Context
 from lib.predict.roofline import speeds
+from lib.predict.sequence import traffic
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.sequence.what_runs_out import what_runs_out
 from lib.predict.sharded.models import model
@@ -38,17 +39,21 @@ def test_balance_gains_nothing_while_messages_are_longer(text):
     assert 0.5 < long < 0.6 and "zigzag takes little more than half of contiguous's time" in text
 
 
-@pytest.fixture(scope="module")
-def rows():
+def rows_of(table):
     """{(method, ranks): the cells} of what runs out."""
     rows, method = {}, ""
-    for line in limits.runs_out().splitlines():
+    for line in table.splitlines():
         name, *cells = re.split(r"\s{2,}", line)
         if not name.isdigit():
             method = name
         else:
             rows[method, int(name)] = cells
     return rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return rows_of(limits.runs_out())
 
 
 def share(cell: str) -> int:
@@ -82,7 +87,7 @@ def test_inside_a_host_ring_and_ulysses_compute_most_of_the_time(text, rows):
 
 
 def test_between_hosts_the_combination_is_best(text, rows):
-    assert "on 64 ranks only the methods with a ring go on" in text
+    assert "On 64 ranks only *ring* and *both* work" in text
     assert set(rows["ulysses", 64] + rows["megatron", 64]) == {"heads"}
     alone = [rows[method, 32] for method in ("ring", "ulysses")]
     assert every(cell.endswith("low") for cells in alone for cell in cells[:3])
@@ -93,6 +98,14 @@ def test_between_hosts_the_combination_is_best(text, rows):
     told = re.search(r"on 64 ranks it computes (\d+) % .* 128 k .* alone computes (\d+) %", text)
     assert [int(n) for n in told.groups()] == [share(rows[m, 64][2]) for m in ("both", "ring")]
     assert "*both* on 32 ranks misses it with 79 %" in text and rows["both", 32][1] == "79% low"
+
+
+def test_from_which_length_on_a_method_alone_is_fast_between_hosts(text):
+    assert "both pass 80 % on 32 ranks from 256 k on, and a ring on 64 ranks from 512 k on" in text
+    rows = rows_of(limits.runs_out(lengths=(2**17, 2**18, 2**19)))
+    for alone, low in ((("ring", 32), 1), (("ulysses", 32), 1), (("ring", 64), 2)):
+        assert [cell.endswith("low") for cell in rows[alone]] == [True] * low + [False] * (3 - low)
+        assert every(share(cell) > 80 for cell in rows[alone][low:])
 
 
 def test_the_numbers_of_the_published_layer_are_those_of_its_table(text):
@@ -124,14 +137,25 @@ def test_what_the_chapter_prints_fits_a_phone():
     assert max(len(line) for text in tables for line in text.splitlines()) <= 49
 
 
-def test_gradients_of_whole_weights_reverse_the_order_in_a_small_model_alone(text):
+def test_gradients_of_whole_weights_put_megatron_first_in_a_small_model_alone(text):
     """A rank sends 2(P - 1)/P of them in a ring; Megatron's ranks hold a share of each matrix."""
     small = 2 * 3 / 4 * lessons.SHAPE.numel * 8
-    assert min(24_576, 73_728) + small > 153_600, "the bytes of activations in the chapter's table"
+    assert 153_600 < 24_576 + small < 73_728 + small, "activations, in the chapter's table"
     layer = replace(lessons.LLAMA, layers=2).numel - lessons.LLAMA.numel
     sent = {line[:24].strip(): float(line[24:34]) for line in lessons.a_layer(8).splitlines()[1:]}
     assert max(sent["ulysses"], sent["ring"]) + 2 * 7 / 8 * layer * 2 / 1e9 < sent["megatron"]
-    assert "they would reverse the order, but not with a million tokens (below)" in text
+    assert "they would put Megatron first, but not with a million tokens" in text
+
+
+def test_in_a_whole_step_a_ring_sends_more_than_twice_what_ulysses_sends(text):
+    steps = {}
+    for method in ("ulysses", "ring"):
+        moves = traffic.of_layer(lessons.LLAMA, method, 8, batch=1, itemsize=2)
+        forward, backward = (sum(m.sent for m in way) for way in (moves.forward, moves.backward))
+        steps[method] = forward + backward
+    assert backward == 2 * forward, "the ring's"
+    told = re.search(r"In a whole step the ring sends (\S+) times as much", text)
+    assert told[1] == f"{steps['ring'] / steps['ulysses']:.1f}"
 
 
 def test_what_fsdp_gathers_for_a_layer_is_not_counted(text):
