@@ -36,6 +36,8 @@ WAYS = {
     ),
     "bias": ({}, 3e-3),
 }  # fmt: skip
+# The ways that the main path compares: each token has one expert.
+COMPARED = tuple(name for name in WAYS if name != "importance and load")
 # A rule of the reader's: (layer, counts [E]) -> nothing, called after each step.
 Rule = Callable[[MoE, torch.Tensor], None]
 
@@ -113,7 +115,7 @@ def _on_this_rank(jobs: list[tuple]) -> list[tuple]:
     return [(job, run.tables, run.losses) for job, run in runs.items()]
 
 
-def trainings(world, ways=tuple(WAYS), seeds=SEEDS) -> dict[str, dict[int, Run]]:
+def trainings(world, ways=COMPARED, seeds=SEEDS) -> dict[str, dict[int, Run]]:
     """Train with each way and seed, the runs shared out among the ranks of `world`.
 
     Returns {way: {seed: Run}}.

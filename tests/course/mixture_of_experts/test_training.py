@@ -6,12 +6,13 @@ import torch
 from lib.course.mixture_of_experts import training
 from lib.course.mixture_of_experts.training import EXPERTS, LAST, RANKS, SEEDS, SHOWN, STEPS, WAYS
 from lib.single.experts import with_experts
+from tests.course.stored_chapter import stored_chapter
 from tests.every import every
 
 
 @pytest.fixture(scope="module")
 def runs(worlds):
-    return training.trainings(worlds(2))
+    return training.trainings(worlds(2), ways=tuple(WAYS))
 
 
 def rows(text: str) -> dict:
@@ -34,6 +35,28 @@ def test_every_way_and_seed_is_trained_once(runs):
             assert len(run.tables) == len(run.losses) == STEPS
             assert every(len(t) == RANKS and len(t[0]) == EXPERTS for t in run.tables)
             assert every(sum(map(sum, table)) == of_a_step for table in run.tables)
+
+
+def test_the_main_path_trains_what_can_be_compared_with_one_expert_a_token():
+    jobs = []
+
+    class Counted:
+        def run(self, function, given):
+            jobs.extend(given)
+            return [[(job, [], []) for job in given]]
+
+    runs = training.trainings(Counted())
+    assert list(runs) == [way for way in WAYS if "k" not in WAYS[way][0]] and len(jobs) == 15
+    assert len(runs) == 5 and training.trainings(Counted(), seeds=(0,)) and len(jobs) == 20
+    text = " ".join(c.source for c in stored_chapter("08-mixture-of-experts").cells)
+    assert "5 trainings instead of 15" in text and "The 15 trainings" in text
+
+
+def test_importance_and_load_has_the_share_that_the_text_says(runs):
+    shares = [run.busiest() for run in runs["importance and load"].values()]
+    text = " ".join(c.source for c in stored_chapter("08-mixture-of-experts").cells)
+    assert f"leaves the busiest expert {100 * sum(shares) / 3:.0f} % of the rows" in text
+    assert WAYS["importance and load"][0]["k"] == 2 and max(shares) < 0.5
 
 
 def test_the_ranks_train_what_one_process_trains(runs):
