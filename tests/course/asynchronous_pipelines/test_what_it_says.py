@@ -101,7 +101,11 @@ def test_unequal_halves_of_the_backward_stop_zb_v(cells):
     stream = play(schedules.pipedream(4, 32), Costs(1, 2, 0.5))
     assert (zb_v.makespan, stream.makespan) == (130, 122.5)
     (text,) = [c.source for c in cells if "A stream gains in two other cases" in c.source]
-    assert "take 2 and 0.5 and F takes 1, ZB-V needs 130 units and the stream 122.5" in text
+    assert "If the halves take 2 and 0.5, ZB-V needs 130 units and the stream 122.5" in text
+    closer = play(schedules.repeated(schedules.zb_v(8, 8), 4), Costs(0.5, 0.7, 0.3)).makespan
+    zb_h2 = play(schedules.repeated(schedules.zb_h2(4, 8), 4), Costs(1, 1.4, 0.6)).makespan
+    assert f"1.4 and 0.6, ZB-V needs {closer:.1f} units and ZB-H2 {zb_h2:.1f}, and the" in text
+    assert play(schedules.pipedream(4, 32), Costs(1, 1.4, 0.6)).makespan == 105
 
 
 def test_the_exercises_stand_behind_what_they_need(cells):
@@ -363,8 +367,13 @@ def test_the_cover_is_what_the_course_draws(tmp_path):
 
 
 def test_a_gradient_of_the_deeper_stream_is_six_updates_old():
-    seen = weight_versions(lessons.deep_stream(4, 32), "latest", 1)
-    assert max(back - forward for forward, back in seen[0]) == 6
+    deep = lessons.deep_stream(4, 32)
+    for microbatches, old in ((1, 6), (4, 2), (7, 1)):  # one, as the card says, from 2p - 1 on
+        seen = weight_versions(deep, "latest", microbatches)
+        assert max(back - forward for forward, back in seen[0]) == old
+    with pytest.raises(ValueError, match="0F8 needs version 1"):
+        weight_versions(deep, "2BW", 4)
+    assert weight_versions(deep, "2BW", 7)
 
 
 def blocks_exchange(cut):
