@@ -50,7 +50,7 @@ def runs_out(between: str = "InfiniBand NDR", node: int = 8, lengths=LENGTHS) ->
                 else it.missing
                 for it in limits
             )
-            lines.append(f"{ranks:<9}" + "".join(f"{cell:>9}" for cell in cells))
+            lines.append(f"{f'{ranks} ranks':<9}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -15,6 +15,10 @@ from lib.predict.sequence import traffic
 from lib.predict.sequence.published_times import TABLE_4
 from lib.predict.sequence.what_runs_out import what_runs_out
 from lib.predict.sharded.models import model
+from lib.predict.tensor import sequence as megatron
+from lib.ranks.mesh import mesh
+from lib.recipe import context, parallelize, tensor
+from lib.single import GPT
 from tests.every import every
 
 DEVICE = speeds("H100", "NVLink4", node=8, between="InfiniBand NDR")
@@ -44,10 +48,10 @@ def rows_of(table):
     rows, method = {}, ""
     for line in table.splitlines():
         name, *cells = re.split(r"\s{2,}", line)
-        if not name.isdigit():
-            method = name
+        if name.endswith(" ranks"):
+            rows[method, int(name.removesuffix(" ranks"))] = cells
         else:
-            rows[method, int(name)] = cells
+            method = name
     return rows
 
 
@@ -128,6 +132,24 @@ def test_labels_are_shifted_before_the_sequence_is_split(text, worlds):
     assert worlds(4).run(shifted, row) == [True] * 4
 
 
+def two_methods(call: str) -> tuple[list, str]:
+    """Return the kinds of the methods that the call combines, and a refusal of two alike."""
+    names = {"mesh": mesh, "parallelize": parallelize, "tensor": tensor, "context": context}
+    run = eval(call, names | {"model": GPT(lessons.SHAPE).double()})
+    run.forward_backward(*run.share(lessons.batch()))
+    try:
+        parallelize(GPT(lessons.SHAPE).double(), run.mesh, tensor("tp"), tensor("tp"))
+    except ValueError as error:
+        return [method.kind for method in run.methods], str(error)
+
+
+def test_the_call_at_the_end_combines_two_methods(text, worlds):
+    call = re.search(r"On four ranks, `(parallelize\(.*?\))` of `lib.recipe`", text)[1]
+    assert "What comes next is to combine two of them yourself." in text
+    for kinds, refused in worlds(4).run(two_methods, call):
+        assert kinds == ["tensor", "context"] and "both make a tensor parallelism" in refused
+
+
 def test_what_the_chapter_prints_fits_a_phone():
     """49 characters stand beside one another on 360 px."""
     cells = nbformat.read(CHAPTER, 4).cells
@@ -154,8 +176,19 @@ def test_in_a_whole_step_a_ring_sends_more_than_twice_what_ulysses_sends(text):
         forward, backward = (sum(m.sent for m in way) for way in (moves.forward, moves.backward))
         steps[method] = forward + backward
     assert backward == 2 * forward, "the ring's"
-    told = re.search(r"In a whole step the ring sends (\S+) times as much", text)
-    assert told[1] == f"{steps['ring'] / steps['ulysses']:.1f}"
+    layers = (lessons.LLAMA, replace(lessons.LLAMA, layers=2))
+    one, two = (sum(m.sent for m in megatron.of_step(shape, 8, batch=1, itemsize=2))
+                for shape in layers)  # fmt: skip
+    told = re.search(r"a whole step Megatron sends (\S+) times .* the ring (\S+) times", text)
+    assert told[1] == f"{(two - one) / steps['ulysses']:.0f}"
+    assert told[2] == f"{steps['ring'] / steps['ulysses']:.1f}"
+
+
+def test_before_a_column_layer_megatron_gathers_one_whole_input(text):
+    whole = lessons.LLAMA.sequence * lessons.LLAMA.width * 2
+    assert f"Megatron also gathers a whole input, {whole / 1e9:.1f} GB" in text
+    moves = megatron.of_step(lessons.LLAMA, 8, batch=1, itemsize=2)
+    assert whole in {move.bytes for move in moves if move.op == "all_gather"}
 
 
 def test_what_fsdp_gathers_for_a_layer_is_not_counted(text):

@@ -28,6 +28,11 @@ def test_a_short_ring_waits_most_of_the_time_and_a_long_one_for_its_last_hop_alo
     assert len(short.where(lane="wait")) == 9
     (last,) = long.where(lane="wait")
     assert last.end > max(row.end for row in long.where(op="send", lane="comm"))
+    (arrives,) = [row for row in long.where(op="recv", lane="comm") if row.end == last.end]
+    assert arrives.waiting > 0, "the sender is later than rank 0"
+    assert last.seconds > arrives.moving, "so the wait is longer than the message"
+    assert (slow.SMALL.heads, slow.SMALL.kv_heads) == (21, 7)
+    assert (slow.LARGE.heads, slow.LARGE.kv_heads) == (32, 8)
     told = shown(stored_chapter("12-sequence-parallel"), "slow.sends")
     for tokens, ledger in zip(LENGTHS, (short, long)):
         share = slow.exposed(ledger)
