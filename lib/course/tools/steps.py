@@ -1,10 +1,10 @@
 """`make test`: the steps that tell whether everything holds.
 
 [Note: side by side]
-A test of ranks waits about as long as it computes, and a browser waits most of the time. So two
-steps run at a time: `BESIDE` names those that are taken, one after another, beside the step "tests"
-and beside one another when it is over. What compares times is marked `quiet`. It runs alone after
-them and is tried up to four times, since the machine may have others on it whom nobody here sees.
+A test of ranks waits about as long as it computes, and a browser waits most of the time. So the
+steps named in `BESIDE` run beside one another, one more at a time than the machine has cores. What
+compares times is marked `quiet`. It runs alone after them and is tried up to four times, since the
+machine may have others on it whom nobody here sees.
 
 [Note: alone]
 What fails while others run beside it is tried once more alone, at most `FEW` tests of a command.
@@ -14,6 +14,7 @@ find. It fails the run no more, or one race in twelve thousand tests would hide 
 `make test ONLY=pipeline` tries what is called so: the tests and the chapter of one family.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -82,7 +83,8 @@ STEPS: dict[str, list[Command]] = {
     BROWSER: [pytest("tests/browser", "--durations=10")],
     QUIET: [pytest("tests", *APART, "-m", "quiet", "--durations=10")],
 }
-BESIDE = {"tests": [GPUS, BROWSER, "chapters", "book"]}  # the longest first
+BESIDE = ["tests", GPUS, BROWSER, "chapters", "house rules", "book"]  # the longest first
+LANES = (os.cpu_count() or 1) + 1  # steps that run at a time
 WHOLE = "test-gpu"  # all that ranks do, on the GPUs that are there; without any, on pretended ones
 _PRETENDED = [] if accelerator() else [BUILD]
 # Chapters first, and by themselves: their Worlds take GPUs that the tests would hold.
@@ -175,11 +177,14 @@ class Run:
             self.failed.append(told + outcome.ended)
         return outcome.good
 
-    def row(self, names: deque[str], output=None) -> None:
-        """Carry out steps beside others, each time the next of `names`, up to one that fails."""
-        while names:
-            if not self.step(names.popleft(), output, beside=True):
-                names.clear()
+    def lane(self, name: str, left: deque[str], output=None) -> None:
+        """Carry out a step and then, each time, the next that is left, up to one that fails."""
+        while self.step(name, output, beside=True):
+            try:
+                name = left.popleft()
+            except IndexError:
+                return
+        left.clear()
 
     def try_alone(self) -> None:
         """Try again what failed beside others."""
@@ -191,22 +196,34 @@ class Run:
             self.judge(name, command, outcome)
         self.doubtful.clear()
 
+    def side_by_side(self, names: list[str]) -> None:
+        """Carry out steps beside one another: the first lane speaks at once, others at the end."""
+        (first, *others), left = names[:LANES], deque(names[LANES:])
+        with contextlib.ExitStack() as open_files:
+            said = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in others]
+            lanes = [
+                threading.Thread(target=self.lane, args=(name, left, file))
+                for name, file in zip(others, said, strict=True)
+            ]
+            for lane in lanes:
+                lane.start()
+            self.lane(first, left)
+            for lane, file in zip(lanes, said, strict=True):
+                lane.join()
+                file.seek(0)
+                shutil.copyfileobj(file, sys.stdout)
+        self.try_alone()
+
     def steps(self, names: list[str]) -> None:
-        """Carry out steps, some of them beside others, up to the first that fails."""
+        """Carry out steps, those of `BESIDE` beside one another, up to the first that fails."""
+        together = [name for name in BESIDE if name in names] if len(names) > 1 else []
+        begun = False
         for name in names:
-            others = deque(other for other in BESIDE.get(name, ()) if other in names)
-            if any(name in more and first in names for first, more in BESIDE.items()):
-                continue
-            with tempfile.TemporaryFile("w+") as said:
-                beside = threading.Thread(target=self.row, args=(others, said))
-                is_beside = bool(others)
-                beside.start()
-                if self.step(name, beside=is_beside):
-                    self.row(others)
-                beside.join()
-                said.seek(0)
-                shutil.copyfileobj(said, sys.stdout)
-            self.try_alone()
+            if name not in together:
+                self.step(name)
+            elif not begun:
+                self.side_by_side(together)
+                begun = True
             if self.failed:
                 break
 

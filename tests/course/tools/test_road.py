@@ -179,7 +179,8 @@ def test_steps_run_beside_one_another_and_their_words_apart(monkeypatch, capfd):
 
     rows = {"one": says("one", 1.0), "two": says("two", 0.5), "three": says("three", 0)}
     monkeypatch.setattr(steps, "STEPS", rows | {"last": says("last", 0)})
-    monkeypatch.setattr(steps, "BESIDE", {"one": ["two", "three"]})
+    monkeypatch.setattr(steps, "BESIDE", ["one", "two", "three"])
+    monkeypatch.setattr(steps, "LANES", 2)
     began = time.monotonic()
     assert steps.main([]) == 0
     said = [line for line in capfd.readouterr().out.splitlines() if line.endswith("s")]
@@ -196,7 +197,8 @@ def test_a_step_that_fails_beside_another_fails_the_run(monkeypatch, capfd):
     good = [sys.executable, "-c", "import time; time.sleep(2)"]  # so that the other has failed
     never = [sys.executable, "-c", "print('came too far')"]
     monkeypatch.setattr(steps, "STEPS", {"one": [good], "two": [bad], "three": [never]})
-    monkeypatch.setattr(steps, "BESIDE", {"one": ["two", "three"]})
+    monkeypatch.setattr(steps, "BESIDE", ["one", "two", "three"])
+    monkeypatch.setattr(steps, "LANES", 2)
     assert steps.main([]) == 1
     said = capfd.readouterr().out
     assert "The step 'two' failed at: python -c" in said and "came too far" not in said

@@ -27,7 +27,7 @@ def ran(tmp_path, monkeypatch):
         file, other = tmp_path / "test_mine.py", tmp_path / "test_other.py"
         file.write_text(text)
         other.write_text("def test_other(): pass")
-        monkeypatch.setattr(steps, "BESIDE", {"tests": ["other"]} if beside else {})
+        monkeypatch.setattr(steps, "BESIDE", ["tests", "other"] if beside else [])
         mine, others = (
             [commands.pytest("--rootdir", str(tmp_path), str(f))] for f in (file, other)
         )
@@ -92,7 +92,7 @@ MAKES = "from pathlib import Path\ndef test_makes(): Path('made').touch()"
 
 
 def test_what_is_left_runs_beside_what_began_earlier(tmp_path, monkeypatch):
-    """The second of two steps beside "tests" is carried out when that is over."""
+    """The third of three steps is carried out in the lane that is free first."""
     texts = {"tests": "def test_good(): pass", "waits": WAITS, "makes": MAKES}
     made = {}
     for name, text in texts.items():
@@ -100,7 +100,8 @@ def test_what_is_left_runs_beside_what_began_earlier(tmp_path, monkeypatch):
         file.write_text(text)
         made[name] = [commands.pytest("--rootdir", str(tmp_path), str(file))]
     monkeypatch.setattr(steps, "STEPS", made)
-    monkeypatch.setattr(steps, "BESIDE", {"tests": ["waits", "makes"]})
+    monkeypatch.setattr(steps, "BESIDE", ["tests", "waits", "makes"])
+    monkeypatch.setattr(steps, "LANES", 2)
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     run = steps.Run()
     run.steps(["tests", "waits", "makes"])
