@@ -28,8 +28,8 @@ _SYNCHRONOUS = {
 BY_TIME = {
     "x": ("time (units)", ""),
     "y": ("loss", ""),
-    "caption": "Losses: measured, median over the seeds at rate 0.1. Time: predicted by play, in "
-    "units of a forward (a backward takes 2, a message and an update 0).",
+    "caption": "Losses: measured, median over the seeds at the rate of the table. Time: predicted "
+    "by play, in units of a forward (a backward takes 2, a message and an update 0).",
     "lines_are": "measured",
 }
 
@@ -198,13 +198,15 @@ def times_until(losses: dict, goal: float) -> str:
     return "\n".join(lines)
 
 
-def by_time_and_rule(losses: dict, rate: float, ways: list[tuple], end: float) -> dict:
-    """Return `by_time` up to the time `end` at one rate, under the names of a picture's lines.
+def by_time_and_rule(losses: dict, goal: float, methods: list[tuple], end: float) -> dict:
+    """Return `by_time` up to the time `end`, under the names of a picture's lines.
 
-    `ways` are the keys of `losses`, (rule, m) each, that the picture shows.
+    `methods` are the keys of `losses`, (rule, m) each, that the picture shows. Each has the rate at
+    which its loss is below `goal` first, as in the table of `times_until`.
     """
     lines = {}
-    for rule, every in ways:
+    for rule, every in methods:
+        _, rate = until(losses[rule, every], rule, every, goal)
         times, middles = by_time(losses[rule, every], rule, every, rate)
         count = sum(time <= end for time in times)
         lines[f"{rule}, {every}"] = times[:count], middles[:count]

@@ -234,8 +234,8 @@ def test_the_time_until_a_loss_is_simulated():
     assert learning.times_until(by_rule, 0.5) == reached
     never = "rule, m          time  rate\n1F1B          8   >66  -\nstashing      1   >57  -"
     assert learning.times_until(by_rule, 0.1) == never  # both need longer than all microbatches
-    lines = learning.by_time_and_rule(by_rule, 0.1, [("1F1B", 8)], end=50)
-    assert lines == {"1F1B, 8": ([33.0], [9.0])}
+    lines = learning.by_time_and_rule(by_rule, 0.5, [("1F1B", 8)], end=50)
+    assert lines == {"1F1B, 8": ([33.0], [0.4])}  # at rate 0.2, with which it is the first
 
 
 def test_a_seed_draws_the_initial_weights_too():
