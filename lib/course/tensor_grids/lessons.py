@@ -14,13 +14,13 @@ from lib.predict.collectives.exchange import sent_bytes
 from lib.predict.collectives.formulas import mean_sent
 from lib.predict.shape import GPTShape
 from lib.predict.tensor import memory as one_dimension
+from lib.predict.tensor import sequence, traffic
 from lib.predict.tensor.grid_costs import GridCosts, published, published_1d
 from lib.predict.tensor.grid_memory import activations, weights
 from lib.predict.tensor.grid_traffic import GridMove, gpt_moves, linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.predict.tensor.shapes import parameters_of_a_rank
 from lib.predict.tensor.summa_step import summa_step
-from lib.predict.tensor.traffic import of_step
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
 from lib.single import GPT
@@ -63,22 +63,21 @@ def sent_by_a_rank(moves: Iterable[GridMove]) -> float:
     return sum(move.mean_sent for move in moves)
 
 
-def gathered_tiles(side: int) -> int:
-    """Return how many different tiles rank 0 of a square holds once both factors are gathered."""
-    return len({("x", 0, k) for k in range(side)} | {("W", k, 0) for k in range(side)})
-
-
 def compared(runs: dict[RankGrid, Ledger]) -> str:
     """Write for each grid what a rank has and sends, recorded, and whether that was predicted.
 
-    The first line is 1D on four ranks, predicted.
+    The first two lines are 1D on four ranks, predicted, without and with sequence parallelism.
     """
     loss, gradients = plain_gpt.on_one_device(SHAPE, SAMPLES)
     lines = ["            equal weights     kept     sent match"]
     own = sum(p.numel for p in parameters_of_a_rank(SHAPE, 4))
-    kept = one_dimension.activations(SHAPE, 4, SAMPLES, itemsize=8)
-    sent = sent_bytes(of_step(SHAPE, 4, SAMPLES, itemsize=8))
-    lines.append(f"{'1D, 4 ranks':<12}{'-':<6}{own:>7,}{kept:>9,}{sent:>9,.0f}{'-':>6}")
+    for name, keeps, sends in (
+        ("1D, 4 ranks", one_dimension, traffic),
+        ("1D, with SP", sequence, sequence),
+    ):
+        kept = keeps.activations(SHAPE, 4, SAMPLES, itemsize=8)
+        sent = sent_bytes(sends.of_step(SHAPE, 4, SAMPLES, itemsize=8))
+        lines.append(f"{name:<12}{'-':<6}{own:>7,}{kept:>9,}{sent:>9,.0f}{'-':>6}")
     for grid, run in runs.items():
         found, whole, own, kept = run.results[0]
         close = lambda name: torch.allclose(whole[name].cpu(), gradients[name])  # noqa: B023

@@ -46,16 +46,17 @@ def fastest_replicas(ranks: int, width: int, speeds) -> tuple[tuple[int, int], f
 
 
 def of_replicas(speeds) -> str:
-    """Write the fastest 1D × data by ranks and width, beside the winners of `of_all_ranks`.
+    """Write the fastest 1D × data by ranks and width, beside the fastest grid of all ranks.
 
     2×8 are eight groups of two ranks. Beside it stands by how many percent its time differs from
-    that of the fastest split in which all ranks share every product.
+    that of the fastest grid in which all ranks share every product.
     """
     best = where_each_wins(list(MANY_RANKS), list(LARGE_WIDTHS), speeds)
 
     def beside(ranks: int, width: int) -> str:
         (group, groups), seconds = fastest_replicas(ranks, width, speeds)
-        gain = seconds / best[ranks, width].seconds - 1
+        of_grids = [t for name, t in best[ranks, width].seconds_of.items() if name != "1D"]
+        gain = seconds / min(of_grids) - 1
         return f"{f'{group}×{groups}':>6}{round(100 * gain):>4}"
 
     return _by_ranks_and_width(beside)

@@ -91,7 +91,10 @@ def test_what_a_switch_that_adds_would_change(notebook):
         assert with_switch(8, width, h100) < min(grids[8].values())
         gains.append(1 - min(grids[16].values()) / with_switch(16, width, h100))
     assert (round(100 * min(gains)), round(100 * max(gains))) == (1, 7)
-    assert "the square's gain on 16 ranks would be only 1 to 7 %." in text_of(notebook, "wins0002")
+    text = text_of(notebook, "wins0002")
+    assert "the square's gain on 16 ranks would be only 1 to 7 %." in text
+    assert (round(17 / 16, 2), round(2 * 15 / 16 + 1e-9, 2)) == (1.06, 1.88)
+    assert "a ring's 2(P−1)/P, on 16 ranks 1.06 instead of 1.88." in text
 
 
 def test_memory_of_the_groups_copies(notebook):
