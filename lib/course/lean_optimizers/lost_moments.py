@@ -78,19 +78,28 @@ def training_of(
 def table(cases: Cases = CASES, steps: int = STEPS) -> str:
     """Write for each case the largest move of a weight in step 2, and mean losses of three seeds.
 
-    What exploded has other digits on another processor, so that it is rounded down: "> 100",
-    "over 1,000".
+    Of the moves stand those of the seeds with the least and the most. What exploded has other
+    digits on another processor, so that it is rounded down: "> 100", "> 1,000".
     """
-    lines = [f"{'':<24}{'move':>7}   loss of step", f"{'step':<24}{2:>7}{3:>7}{steps:>11}"]
+    lines = [
+        f"{'':<24}{'move, step 2':>13}  loss of step",
+        f"{'seed with the':<24}{'least':>6}{'most':>7}{3:>4}{steps:>8}",
+    ]
     for name in ("AdamW", *cases):
         runs = [training_of(name, seed, steps, cases) for seed in SEEDS]
-        move = max(moves[1][0] for _, moves in runs)
+        of_seeds = sorted(moves[1][0] for _, moves in runs)
         third, last = (mean(losses[n] for losses, _ in runs) for n in (2, -1))
-        how_far = f"{move:.3f}" if move < 1 else "> 1" if move < 100 else "> 100"
-        lines.append(f"{name:<24}{how_far:>7}{third:>7.1f}{in_words(last):>11}")
+        least, most = move_in_words(of_seeds[0]), move_in_words(of_seeds[-1])
+        lines.append(f"{name:<24}{least:>6}{most:>7}{third:>4.1f}{in_words(last):>8}")
     return "\n".join(lines)
+
+
+def move_in_words(move: float) -> str:
+    """Write a move; one that is at least 0.1 is rounded down to a power of ten, at most 100."""
+    limits = (100, 10, 1, 0.1)
+    return next((f"> {limit:g}" for limit in limits if move >= limit), f"{move:.3f}")
 
 
 def in_words(loss: float) -> str:
     """Write a loss; one that exploded is rounded down to a power of ten."""
-    return "over 1,000" if loss > 1000 else "over 10" if loss > 10 else f"{loss:.2f}"
+    return "> 1,000" if loss > 1000 else "> 10" if loss > 10 else f"{loss:.2f}"

@@ -126,8 +126,8 @@ def rates_tried(
 
 def compared(runs: dict[str, dict[int, list[float]]]) -> str:
     """Write for each optimizer the bytes it keeps and its loss at the end: mean, least, most."""
-    lines = [f"{'':<10}{'bytes kept':>11}{'a weight':>9}{'loss':>5}  of the seeds"]
+    lines = [f"{'':<9}{'bytes':>8}{'per weight':>11}{'loss':>6}  least to most"]
     for name, own in ends(runs).items():
         kept, span = state_bytes(name, SHAPE), f"{min(own):.2f} to {max(own):.2f}"
-        lines.append(f"{name:<10}{kept:>11,}{kept / SHAPE.numel:>9.2f}{mean(own):>5.2f}  {span}")
+        lines.append(f"{name:<9}{kept:>8,}{kept / SHAPE.numel:>11.2f}{mean(own):>6.2f}  {span}")
     return "\n".join(lines)

@@ -139,8 +139,10 @@ def test_8_bit_adam_with_embeddings_in_32_bits_moves_as_adamw_does():
 
 def test_losses_that_exploded_are_rounded_down():
     assert [lost_moments.in_words(loss) for loss in (2.345, 10.5, 99.0, 4e4)] == [
-        "2.35", "over 10", "over 10", "over 1,000",
+        "2.35", "> 10", "> 10", "> 1,000",
     ]  # fmt: skip
+    moves = [lost_moments.move_in_words(move) for move in (0.0022, 0.22, 2.9, 40, 488)]
+    assert moves == ["0.002", "> 0.1", "> 1", "> 10", "> 100"]
     assert len(lost_moments.table(steps=3).splitlines()) == 3 + len(lost_moments.CASES)
 
 

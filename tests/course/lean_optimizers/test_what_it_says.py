@@ -78,9 +78,8 @@ def mean_step(every_k: int, steps: int = 20_000) -> float:
 
 def test_rare_gradients_slow_a_weight_down(text):
     assert mean_step(1) == pytest.approx(1) and mean_step(100) == pytest.approx(0.1, rel=0.05)
-    assert (
-        "Each gradient then counts ten times as much, and the weight moves a tenth as far" in text
-    )
+    told = "Each gradient then counts ten times as much, and the weight moves a tenth as far"
+    assert told in text
 
 
 def test_seeds_alone_change_the_loss(notebook, text):
@@ -99,6 +98,11 @@ def test_the_factors(notebook, text):
     assert "some steps are half as long, others 1.5 to 1.7 times" in text
     assert max(row[-1] for row in rows.values()) == rows["qkv"][-1]
     v = torch.tensor([[1.0, 3.0], [2.0, 6.0]])
+    rare = torch.tensor([[1.0, 2.0], [0.01, 0.02]])  # a row with few gradients
+    assert torch.allclose(
+        (rare.mean(1)[:, None] * rare.mean(0) / rare.mean()).mean(1), rare.mean(1)
+    )
+    assert "A rare token has a row of its own" in text
     assert v.mean(1).tolist() == [2, 4] and v.mean(0).tolist() == [1.5, 4.5] and v.mean() == 3
 
 
@@ -139,6 +143,9 @@ def test_the_codes(notebook, text):
     lines = [re.findall(r"[\d.]+(?=%)", line) for line in printed.splitlines()[-4:]]
     lost = [float(line[0]) for line in lines]
     assert lost[0] == 44.8 and lost[-1] == 0.0
+    errors = [float(line[1]) for line in lines]
+    assert lost[2] < lost[1] and errors[1] < errors[2]  # the map alone, blocks alone
+    assert "The dynamic map avoids more zeros, while blocks make the other errors smaller" in text
     assert lines[-1][1] == "0.8" and "half are off by less than 0.9 %" in text
     assert f"{2 * (1 + 4 / 256):.2f} bytes" in text
 
@@ -178,19 +185,15 @@ def test_the_price_in_learning(notebook, text):
     kept, mean, low, high = ({name: row[n] for name, row in rows.items()} for n in (0, 2, 3, 4))
     assert kept == {name: state_bytes(name, training.SHAPE) for name in training.LEAN}
     assert f"{kept['adam8bit'] / kept['adamw']:.0%}" == "28%"
-    assert (
-        f"{kept['adafactor'] / kept['adamw']:.0%}" == "2%"
-        and "with 2 % and 28 % of AdamW's bytes" in text
-    )
-    close = [abs(mean[name] - mean["adamw"]) for name in ("adafactor", "adam8bit")]
-    assert max(close) < high["adamw"] - low["adamw"]
+    assert f"{kept['adafactor'] / kept['adamw']:.0%}" == "2%"
+    assert "With 2 % and 28 % of AdamW's bytes" in text
     assert f"{mean['sm3'] - mean['adamw']:.2f} behind" == "0.15 behind" and low["sm3"] > max(
         high["adafactor"], high["adamw"]
     )
     assert f"{mean['adamw'] - mean['muon']:.2f} ahead" == "0.07 ahead"
     assert high["muon"] < low["adamw"]
     assert "whose divisor only grows, is 0.15 behind, and Muon is 0.07 ahead" in text
-    assert "It is muon." in shown(notebook, "training.compared(runs)")
+    assert "It is sm3." in shown(notebook, "training.compared(runs)")
 
 
 @pytest.mark.limit(200)
@@ -203,9 +206,13 @@ def test_muon_is_better_at_twice_its_rate(worlds, notebook, text):
 
 @pytest.mark.limit(200)
 def test_adafactor_falls_behind_in_longer_trainings(worlds, text):
-    names = ("adamw", "adafactor")
+    names = ("adamw", "adafactor", "adam8bit")
     runs = training.trainings(worlds(2, device="cpu"), training.trained, names)
-    adamw, adafactor = (sum(map(training.final, seeds.values())) / 3 for seeds in runs.values())
+    first = [sum(training.final(losses[:200]) for losses in seeds.values()) / 3
+             for seeds in runs.values()]  # fmt: skip
+    assert all(abs(loss - first[0]) < 0.01 for loss in first)
+    assert "Adafactor and 8-bit Adam differ from AdamW by less than 0.01" in text
+    adamw, adafactor, _ = (sum(map(training.final, seeds.values())) / 3 for seeds in runs.values())
     assert f"{adafactor - adamw:.1f}" == "0.1"
     assert "After 400 steps Adafactor is 0.1 behind as well" in text
     assert training.STEPS == 400
@@ -217,19 +224,20 @@ def test_the_answers_to_the_controls(notebook, text):
     llama = model("Llama 3 8B")
     all_of_it = 8 * llama.numel + state_bytes("adam8bit", llama)
     assert f"It needs {all_of_it / 1e9:.1f} GB, {all_of_it / 1e9 - 80:.1f} more" in text
+    wide = (4 + 2 + 4) * llama.numel + state_bytes("adafactor", llama)
+    assert f"fp32 gradients Adafactor would not fit either: it would need {wide / 1e9:.1f}" in text
     card = 79.25 * 2**30  # as PyTorch's messages say of an A100 of 80 GB
     assert f"{card / 1e9:.1f} · 10⁹ bytes" in text
     assert f"with {(card - all_of_it) / 1e9:.1f} GB left" in text
-    halves = {
-        name: state_bytes(name, llama, 2) / state_bytes(name, llama) for name in training.LEAN
-    }
+    halves = {name: state_bytes(name, llama, 2) / state_bytes(name, llama)
+              for name in training.LEAN}  # fmt: skip
     assert [name for name, share in halves.items() if share > 0.51] == ["adam8bit"]
 
 
 def test_what_optimizers_send(notebook, text):
     flag, *sums = of_adafactor([((4096, 14_336), 0)], 2)
     assert sum(call.bytes for call in sums) // 4 == 14_338 and flag.bytes == 1
-    assert "these are 14,338 numbers, where a gradient has 59 million" in text
+    assert "this makes 14,338 numbers, while its gradient has 59 million" in text
     assert round(4096 * 14_336 / 1e6) == 59
     printed = shown(notebook, "traffic=False")
     assert "It is 4 bytes." in printed and "which is 4 bytes for each weight" in text
@@ -256,7 +264,7 @@ def test_what_optimizers_send(notebook, text):
     printed = shown(notebook, "def update(g, together)")
     assert "together: True   off by 0.0% on average" in printed
     assert "together: False  off by 3.5% on average" in printed
-    assert "the update is wrong by 3.5 % on average" in text
+    assert "first update differs from one device's by 3.5 % on average" in text
 
 
 def test_pytorchs_optimizers_under_fsdp2(notebook, text):
@@ -331,19 +339,22 @@ def test_blocks_of_256_are_refused_in_tensor_parallelism(worlds, text):
 
 def test_moments_that_become_0(notebook, text):
     lines = shown(notebook, "lost_moments.table(cases)").splitlines()[2:]
-    rows = {line[:24].strip(): (line[24:31].strip(), *line[31:].split(None, 1)) for line in lines}
+    rows = {line[:24].strip(): (line[24:30].strip(), line[30:37].strip(), *line[37:].split(None, 1))
+            for line in lines}  # fmt: skip
     assert list(rows) == ["AdamW", *lost_moments.CASES]
-    for name, (move, third, last) in rows.items():
+    for name, (least, most, third, last) in rows.items():
         linear = name.startswith("linear")
-        assert linear == (last == "over 1,000") and abs(float(third) - 5.2) < 0.5
+        assert linear == (last == "> 1,000") and abs(float(third) - 5.2) < 0.5
         if linear and "embeddings" not in name:
-            assert move == "> 100"
-    moves = {name: row[0] for name, row in rows.items()}
-    assert moves["AdamW"] == "0.002" and moves["dynamic, blocks"] == "> 1"
-    assert moves["dynamic, embeddings fp32"] == "0.004"
-    assert "by more than 100" in text
+            assert least in ("> 10", "> 100") and most == "> 100"
+    moves = {name: row[:2] for name, row in rows.items()}
+    assert moves["AdamW"] == ("0.002", "0.002") and moves["dynamic, blocks"] == ("> 0.1", "> 1")
+    assert moves["dynamic, embeddings fp32"][1] == "0.004"
+    of_seeds = [lost_moments.training_of("dynamic, blocks", n, 2)[1][1][0] for n in range(3)]
+    assert sum(move > 1 for move in of_seeds) == 1
+    assert "With the linear map a weight moves by more than 10, and" in text
     assert "after the first step a few of the embedding's v become 0" in text  # test_lessons.py
-    assert "moves an embedding weight by over 0.2 with each seed, once over 1" in text
+    assert "moves by more than 0.1 with every seed, and by more than 1 with one." in text
     assert "the largest move is 0.004" in text
 
 
