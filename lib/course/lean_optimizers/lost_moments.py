@@ -82,7 +82,7 @@ def table(cases: Cases = CASES, steps: int = STEPS) -> str:
     digits on another processor, so that it is rounded down: "> 100", "> 1,000".
     """
     lines = [
-        f"{'':<24}{'move, step 2':>13}  loss of step",
+        f"{'':<24}{'move, step 2':>13}{'loss, step':>12}",
         f"{'seed with the':<24}{'least':>6}{'most':>7}{3:>4}{steps:>8}",
     ]
     for name in ("AdamW", *cases):
