@@ -19,6 +19,7 @@ class Numbers(Hints):
     task: str = ""
     answers: dict = field(default_factory=dict)  # name -> number, or a function that returns it
     close: float = 0.01  # the largest relative error that counts as right
+    exact: tuple[str, ...] = ()  # names of whole numbers, for which nothing else is right
     mistakes: dict = field(default_factory=dict)
     kinds: dict = field(default_factory=dict)
     ranks: int = 0  # that the answers are about, where all are about as many
@@ -50,8 +51,10 @@ class Numbers(Hints):
             number = read_number(value)
         except NoNumber as refusal:
             return False, [f"  {name}: {refusal}"]
-        if self._near(number, answer):
+        if number == answer or name not in self.exact and self._near(number, answer):
             return True, [f"  {name}: right, {as_written(answer)}"]
+        if name in self.exact and number != round(number):
+            return False, [f"  {name}: a whole number is wanted, not {number:g}"]
         error = "too much" if number > answer else "too little"
         known = self.mistakes.get(name, {}).items()
         reasons = [why for mistaken, why in known if self._near(number, mistaken)]

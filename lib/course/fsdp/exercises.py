@@ -36,6 +36,7 @@ predict = Numbers(
         "fewest": fewest_ranks(LLAMA, DEVICE, 3),
         "sent": round(sent_bytes(of_step(LLAMA, GPUS, 3, itemsize=2)) / 1e9, 1),
     },
+    exact=("fewest",),
     kinds={"zero_2": "GB", "zero_3": "GB", "sent": "sent GB"},
     ranks=GPUS,
     hints=(
