@@ -9,7 +9,7 @@ from lib.predict.sharded.models import model, models
 from lib.predict.sharded.states import PRECISIONS, STAGES, Convention, held, keeping
 
 _CAPTION = (
-    "Predicted: the bytes that each rank keeps from step to step. Units that are gathered, whole "
+    "Predicted: the bytes that each rank keeps from step to step. {on_top}athered units, whole "
     "gradients for a moment, buffers and what the allocator adds come on top. A bar of more than "
     "four times the device's memory is cut off"
 )
@@ -42,7 +42,9 @@ def states(
             "ranks": counts.index(ranks), "kept": kept.index(chosen),
             "gpu": [entry["name"] for entry in gpus].index(hardware.gpu(gpu).name),
         },
-        "caption": captions.joined(_CAPTION, caption),
+        "caption": captions.joined(
+            _CAPTION.format(on_top="G" if activations else "Activations, g"), caption
+        ),
     }  # fmt: skip
     return Picture(_story(data, chosen), ("states", data))
 

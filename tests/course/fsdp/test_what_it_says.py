@@ -79,7 +79,10 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     own = shown(notebook, "same gradients")
     in_turn = re.findall(r"all_gather|reduce_scatter", own.split("66,048 × 2")[1])
     assert in_turn == ["all_gather", "reduce_scatter"] * 5 + ["reduce_scatter"]
-    assert "each reduce_scatter but the last stands after the next unit's" in text_of(notebook)
+    assert (
+        "launch the next unit's all_gather before each reduce_scatter except the last"
+        in text_of(notebook)
+    )
     assert "same order: True" in own and "same gradients: True" in own
     late = shown(notebook, "lessons.late_optimizer").split()
     said = [word for word in late if word in ("True", "False")]
