@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from lib.course.tensor_parallel import lessons, slow, wall_clock
 from lib.course.tensor_parallel.stranger import Stranger
 from lib.parallel.tensor import (
     gather_from_group,
+    reduce_from_group,
     tensor_parallel,
     vocab_parallel_cross_entropy,
 )
@@ -15,6 +19,7 @@ from lib.predict.roofline import speeds
 from lib.predict.shape import GPTShape
 from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks.memory import Memory
+from lib.ranks.mesh import mesh
 from lib.single import GPT
 from tests.course.machine import Machine
 from tests.course.stored_chapter import stored_chapter, text_of
@@ -65,6 +70,93 @@ def test_one_step_with_other_seeds_is_enough_to_diverge(world):
     assert world.run(lessons.diverged, NOISY, 0) == ["equal"] * 4
     for message in world.run(lessons.diverged, NOISY, 1):
         assert "is not replicated any more: on rank 1" in message
+
+
+def after_columns():
+    """Return what dropout keeps of this rank's part of an output of PyTorch's column layer."""
+    layer = parallelize_module(torch.nn.Linear(8, 64), mesh(tp=4).torch(), ColwiseParallel())
+    part = layer(torch.ones(1, 8))
+    torch.manual_seed(7)
+    return type(part) is torch.Tensor, torch.nn.functional.dropout(torch.ones_like(part)) > 0
+
+
+def test_pytorchs_parts_get_equal_masks_from_equal_seeds(world):
+    plain, masks = zip(*world.run(after_columns), strict=True)
+    assert plain == (True,) * 4 and masks[0].shape == (1, 16)
+    assert [torch.equal(mask, masks[0]) for mask in masks] == [True] * 4
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "so with equal seeds the parts of a split tensor get equal masks" in text
+
+
+def rows_then_gelu(sum_first):
+    """Return gelu(x · W) of a row layer, with its all_reduce before or after the GELU."""
+    x, weight = lessons.numbers(4, 32), lessons.numbers(32, 128, seed=1)
+    y = lessons.own(x, 1) @ lessons.own(weight, 0)
+    gelu = torch.nn.functional.gelu
+    z = gelu(reduce_from_group(y)) if sum_first else reduce_from_group(gelu(y))
+    return torch.allclose(z, gelu(x @ weight))
+
+
+def columns_then_gelu():
+    """Say whether gelu of this rank's columns is its part of the gelu of all."""
+    x, weight = lessons.numbers(4, 32), lessons.numbers(32, 128, seed=1)
+    gelu = torch.nn.functional.gelu
+    return torch.allclose(gelu(x @ lessons.own(weight, 1)), lessons.own(gelu(x @ weight), 1))
+
+
+def test_a_gelu_works_on_columns_and_not_on_partial_sums(world):
+    assert world.run(columns_then_gelu) == [True] * 4
+    assert world.run(rows_then_gelu, True) == [True] * 4
+    assert world.run(rows_then_gelu, False) == [False] * 4
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "gelu(a + b) is not gelu(a) + gelu(b), so an all_reduce would be needed before" in text
+
+
+def tensors_of_logits_size(loss_of):
+    """Return how many new tensors as large as the logits a loss keeps for backward."""
+    logits = torch.randn(8, 16, requires_grad=True)
+    kept = set()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.add(t.data_ptr()) or t if t.numel() == 128 else t, lambda t: t
+    ):
+        loss_of(logits, torch.arange(8))
+    return len(kept - {logits.data_ptr()})
+
+
+def test_the_librarys_loss_keeps_the_probabilities_alone(world):
+    """With the logits and their gradient they are three."""
+    assert world.run(tensors_of_logits_size, vocab_parallel_cross_entropy) == [1] * 4
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "the library's 3 are logits, probabilities and gradient" in text
+
+
+def clipped_in_two_groups():
+    """Clip PyTorch's split GPT as the chapter says; return its norm before and after."""
+    model = lessons.dtensor(lessons.gpt(SHAPE))
+    lessons.forward_backward(model, *lessons.batch_of(SHAPE))
+    groups = {True: [], False: []}
+    for parameter in model.parameters():
+        groups[isinstance(parameter, DTensor)].append(parameter)
+
+    def norm_of_all():
+        split, whole = (get_total_norm([p.grad for p in groups[kind]]) for kind in (True, False))
+        return (split.full_tensor() ** 2 + whole**2).sqrt()
+
+    norm = norm_of_all()
+    for parameters in groups.values():
+        clip_grads_with_norm_(parameters, 0.5, norm)
+    return norm.item(), norm_of_all().item()
+
+
+def test_a_mixture_is_clipped_in_two_groups(world):
+    model = lessons.gpt(SHAPE)
+    lessons.forward_backward(model, *lessons.batch_of(SHAPE))
+    plain = get_total_norm([p.grad for p in model.parameters()]).item()
+    for before, after in world.run(clipped_in_two_groups):
+        assert before == pytest.approx(plain, rel=1e-9) and plain > 1
+        assert after == pytest.approx(0.5, rel=1e-5)
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    assert "`get_total_norm`" in text and "`clip_grads_with_norm_` twice" in text
 
 
 def test_masks_repeat_with_equal_seeds_only(world):
@@ -146,10 +238,10 @@ def test_what_the_sums_of_a_layers_forward_are_to_its_other_operations():
         elif name != WAIT:
             computed += rates.compute(flop, nbytes)
             products += rates.compute(flop, 0) if name in ("mm", "addmm") else 0
-    shares = [round(100 * part) for part in
-              (sums / products, without_latency / products, sums / computed)]  # fmt: skip
-    words = "for {} % of a layer's products ({} % without latency), or {} % of all its operations"
-    assert words.format(*shares) in text
+    formula, waits = round(100 * without_latency / products), round(100 * sums / computed)
+    assert f"Why 8 %, if the formula gives {formula} %?" in text
+    assert f"a layer's forward waits for {waits} % of its computing time" in text
+    assert sums > without_latency and computed > products
 
 
 def test_from_how_many_ranks_on_a_forward_sends_longer_than_it_computes():

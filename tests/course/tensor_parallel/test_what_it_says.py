@@ -69,6 +69,7 @@ def test_fsdp_with_recomputation_does_not_fit(text):
     device = 81_559 * 2**20
     assert f"an H100 has 81,559 MiB, or {device / 1e9:.1f} GB" in text
     assert 0 < device - whole - shard < 3e9
+    assert f"a rank holds {(whole + shard) / 1e9:.1f} of {device / 1e9:.1f} GB" in text
     smaller = 4 * 12 * WIDTH**2 + inputs + one  # attention and MLP, with gradients
     assert smaller + shard < 80e9 and "Units smaller than a layer need less" in text
 
