@@ -2,9 +2,9 @@
 
 [Note: side by side]
 A test of ranks waits about as long as it computes, and a browser waits most of the time. So the
-steps named in `BESIDE` run beside one another, one more at a time than the machine has cores. What
-compares times is marked `quiet`. It runs alone after them and is tried up to four times, since the
-machine may have others on it whom nobody here sees.
+steps named in `BESIDE` run beside one another, as many at a time as the machine has cores, and at
+least two. What compares times is marked `quiet`. It runs alone after them and is tried up to four
+times, since the machine may have others on it whom nobody here sees.
 
 [Note: alone]
 What fails while others run beside it is tried once more alone, at most `FEW` tests of a command.
@@ -84,7 +84,7 @@ STEPS: dict[str, list[Command]] = {
     QUIET: [pytest("tests", *APART, "-m", "quiet", "--durations=10")],
 }
 BESIDE = ["tests", GPUS, BROWSER, "chapters", "house rules", "book"]  # the longest first
-LANES = (os.cpu_count() or 1) + 1  # steps that run at a time
+LANES = max(2, os.cpu_count() or 1)  # steps that run at a time
 WHOLE = "test-gpu"  # all that ranks do, on the GPUs that are there; without any, on pretended ones
 _PRETENDED = [] if accelerator() else [BUILD]
 # Chapters first, and by themselves: their Worlds take GPUs that the tests would hold.
