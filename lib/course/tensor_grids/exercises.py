@@ -14,7 +14,7 @@ from lib.predict.tensor.grid_traffic import linear_moves
 from lib.predict.tensor.grids import RankGrid
 from lib.ranks.mesh import mesh
 
-ROWS, INPUTS, OUTPUTS = 16_384, 12_288, 49_152  # tokens, width and hidden layer
+ROWS, INPUTS, OUTPUTS = 8_192, 12_288, 49_152  # tokens, width and hidden layer
 
 
 def _forward(grid: RankGrid) -> float:
@@ -32,7 +32,7 @@ predict = Numbers(
     },
     kinds={"square": "sent MB", "cube": "sent MB"},
     hints=(
-        "On 4×4 ranks a tile of x has 16,384/4 · 12,288/4 numbers, and one of W 12,288/4 · "
+        "On 4×4 ranks a tile of x has 8,192/4 · 12,288/4 numbers, and one of W 12,288/4 · "
         "49,152/4. How many broadcasts of each does a rank take part in?",
         "There are four of each, one from each rank. In a ring all ranks but the last pass the "
         "tile on, and each rank is the last once.",

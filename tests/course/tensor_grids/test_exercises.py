@@ -38,11 +38,13 @@ def notebook():
 
 
 def test_the_predicted_bytes_are_those_of_a_closed_form():
-    x, w, y = 16_384 * 12_288, 12_288 * 49_152, 16_384 * 49_152
+    x, w, y = 8_192 * 12_288, 12_288 * 49_152, 8_192 * 49_152
     right = {"square": 3 * (x + w) / 16 * 2 / 1e6, "cube": 3 * (x + w + y) / 64 * 2 / 1e6}
     assert chapter.predict.check(**right).solved
     assert chapter.predict.answers == pytest.approx(right, rel=1e-3)
     assert not chapter.predict.check(**right | {"cube": 4 * right["cube"] / 3}).solved
+    assert not chapter.predict.check(**right | {"cube": right["square"] / 2}).solved
+    assert chapter.predict.check(square=50, cube=50).text.count("too little") == 2
     assert chapter.predict.check().text.startswith("Not solved yet")
 
 
@@ -304,9 +306,10 @@ def test_one_broadcast_needs_as_many_transfers_in_a_ring_as_in_a_tree(notebook):
 def test_how_many_different_tiles_gathering_holds(notebook):
     """Row i of x's tiles and column j of W's, on rank (i, j) of a square of 8 × 8."""
     assert len({("x", 3, k) for k in range(8)} | {("w", k, 5) for k in range(8)}) == 16
-    assert "tiles.reveal(8 + 8)" in [cell.source for cell in notebook.cells]
-    asked = next(cell.source for cell in notebook.cells if cell.id == "tile0005")
-    assert "how many tiles of x and W together, its own included," in asked
+    sources = {cell.id: cell.source for cell in notebook.cells}
+    assert sources["tile0006"].startswith("q = 8\n")
+    assert sources["tile0007"] == "tiles.reveal(2 * q)"
+    assert "how many *different* tiles of x and W, its own included," in sources["tile0005"]
     assert "It is 16 tiles." in shown(notebook, "tiles.reveal")
 
 
