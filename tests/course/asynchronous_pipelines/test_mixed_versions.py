@@ -79,7 +79,7 @@ def test_stashing_does_not_diverge_less_often_than_latest(text):
         losses = learning.trained(rule, 1, (0.4,), range(63))
         ended[rule] = sum(end >= 10 for end in learning.ends(losses, 0.4))
     assert ended == {"stashing": 25, "latest": 23}
-    assert "with 63 seeds at 0.4, 25 runs do, and 23 with `latest`" in text
+    assert "of 63 seeds at 0.4, 25 diverge with stashing and 23 with `latest`" in text
 
 
 def test_the_plain_stream_is_1f1b_without_a_flush_before_the_end(text):
