@@ -43,7 +43,7 @@ def test_under_autocast_products_have_16_bits_and_loss_weights_and_states_32(tex
     assert every(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
     assert every(state["exp_avg"].dtype == torch.float32 for state in adam.state.values())
     assert "products run in 16 bits, and losses in fp32" in text
-    assert "weights and Adam's states stay in fp32, so the weights are their own masters" in text
+    assert "weights and Adam's states stay in fp32, so no master copy is needed" in text
 
 
 def test_the_scales_of_the_rule(notebook):
@@ -91,7 +91,7 @@ def test_normalization_of_bf16_adds_up_in_fp32(layer, text):
     x = x.bfloat16()
     assert torch.equal(layer(x, (8192,)), layer(x.float(), (8192,)).bfloat16())
     assert sum_in(BF16, x.square()).lt(0.5 * x.float().square().sum(-1)).all()
-    assert "PyTorch's kernels of layer norm and RMS norm still add up in fp32" in text
+    assert "normalization layers are in bf16 too (their inner sums stay in fp32)" in text
 
 
 def test_without_autocast_the_loss_of_bf16_logits_is_in_bf16(text):
@@ -101,5 +101,5 @@ def test_without_autocast_the_loss_of_bf16_logits_is_in_bf16(text):
         loss = torch.nn.functional.cross_entropy(y, torch.tensor([0, 1]))
     assert y.dtype == torch.bfloat16 and loss.dtype == torch.float32
     assert torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).dtype == torch.bfloat16
-    said = "The logits are in bf16 with both, but only autocast's losses convert them."
+    said = "The logits are in bf16 either way. Autocast converts them to fp32 for the loss"
     assert said in text
