@@ -388,7 +388,7 @@ def test_eight_and_four_bits(notebook, text):
 
 
 def test_gradients_of_ranks_have_something_in_common(notebook, text):
-    assert "correlation of two ranks: 0.59, trained 0.05" in shown(notebook, "sums.measured(")
+    assert "correlation of two ranks: 0.59, trained 0.05" in shown(notebook, "sums.in_common(")
     assert "have a correlation of 0.59, and after 300 steps one of 0.05" in text
 
 
