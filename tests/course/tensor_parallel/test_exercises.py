@@ -310,9 +310,9 @@ def test_the_published_figures_and_ours_are_what_the_text_says(notebook):
     assert ours[4] / last[4] == pytest.approx(0.5, abs=0.01)
     assert f"halve the prediction, from {last[4]:,} to {ours[4]:,}" in text
     assert "With the slower links we predict 28 %" in text and "rate falls by 43 %" in text
-    assert 43 - 28 == 15 and "the other 15 points we cannot attribute" in text
-    assert 28 - 22 == 6 and "so they explain 6 points" in text
-    assert "At an unchanged bandwidth we would predict 22 %" in text
+    assert 28 - 22 == 6 and 43 - 22 == 21
+    assert "which explains 6 of the other 21 points" in text
+    assert 43 - 28 == 15 and "We do not know what causes the remaining 15" in text
     for gbs, rate in ((44.5, "957"), (219, "3,747")):  # the band in pp_comm_bandwidth.html
         assert f"{with_links(32, gbs):,.0f}" == rate and rate in text
     for ranks, gbs in ((16, 230), (32, 109)):

@@ -20,7 +20,7 @@ from lib.predict.shape import GPTShape
 from lib.predict.tensor.step import SUM, WAIT, passes, tensor_parallel_step
 from lib.ranks.memory import Memory
 from lib.ranks.mesh import mesh
-from lib.single import GPT
+from lib.single import GPT, models
 from tests.course.machine import Machine
 from tests.course.stored_chapter import stored_chapter, text_of
 
@@ -244,6 +244,33 @@ def test_what_the_sums_of_a_layers_forward_are_to_its_other_operations():
     assert sums > without_latency and computed > products
 
 
+def test_the_share_of_both_passes_in_which_a_layer_waits():
+    """A layer waits for its two sums of forward; the whole model also for three others."""
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    step = tensor_parallel_step(
+        slow.LARGE, slow.RANKS, 1, speeds("H100", "NVLink4"), itemsize=slow.BFLOAT16
+    ).where(rank=0)
+    parts = passes(slow.LARGE, slow.RANKS, 1, itemsize=slow.BFLOAT16)
+    times = iter(
+        [row.seconds for row in sorted(step, key=lambda r: r.start) if row.lane == "compute"]
+    )
+    orders = [*((n, part.forward) for n, part in enumerate(parts))]
+    orders += [(n, parts[n].backward) for n in reversed(range(len(parts)))]
+    computed = [0.0] * len(parts)
+    for n, operations in orders:
+        computed[n] += sum(next(times) for op in operations if op.name not in (SUM, WAIT))
+    waits = sorted(step.where(lane="wait"), key=lambda row: row.start)
+    assert len(waits) == 5  # embedding, the layer's two, the loss's two; none in backward
+    assert [sum(op.name == SUM for op in part.forward) for part in parts] == [1, 2, 0, 2]
+    layer = sum(row.seconds for row in waits[1:3])
+    share = 100 * layer / (layer + computed[1])
+    assert f"so the layer alone waits for {share:.0f} % of the time of both passes" in text
+    total = sum(row.seconds for row in waits)
+    share = 100 * total / (total + sum(computed))
+    assert share == pytest.approx(100 * slow.exposed(slow.in_phases(step)))
+    assert f"it is {share:.0f} % for the whole model" in text
+
+
 def test_from_how_many_ranks_on_a_forward_sends_longer_than_it_computes():
     text = text_of(stored_chapter("04-tensor-parallel"))
     for link, ranks in (("NVLink4", "12.2 ranks over NVLink 4"), ("InfiniBand NDR", "2.2 over")):
@@ -285,3 +312,60 @@ def test_a_step_is_timed_beside_its_prediction(worlds, options, sums):
     computing, moving, whole = wall_clock.compared(worlds(2), Machine(), shape, 2, repeats=3)
     assert moving[:2] == ("all-reduces", 10.0 * sums) and computing[2] is None
     assert computing[1] < whole[1] <= computing[1] + 10 * sums and 0 < whole[2] < 5
+
+
+# --- what the card and the plan say
+
+
+def whole_and_split(shape):
+    """Return this rank's share of each parameter of a split GPT, by its name."""
+    plain = dict(lessons.gpt(shape).named_parameters())
+    split = tensor_parallel(lessons.gpt(shape)).named_parameters()
+    return {name: p.numel() / plain[name].numel() for name, p in split}
+
+
+def test_norms_positions_and_row_biases_stay_whole(worlds):
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    shape = GPTShape(width=32, heads=4, layers=2, sequence=16)
+    (shares, *_) = worlds(4).run(whole_and_split, shape)
+    assert set(shares.values()) == {0.25, 1.0}
+    kept = {name for name, share in shares.items() if share == 1}
+    for name in shares:
+        whole = "norm" in name or "positions" in name
+        whole |= name.endswith(("proj.bias", "down.bias"))
+        assert (name in kept) == whole, name
+    assert "1/tp of the split matrices" in text
+    assert "norms, positions, row biases and layers' inputs stay whole" in text
+
+
+def what_dropout_gets(shape):
+    """Say which tensors dropout gets under PyTorch's plan; return the masks of the split ones."""
+    model, kinds, masks, real = lessons.dtensor(GPT(shape)), [], [], models.causal
+
+    def core(q, k, v, dropout):
+        kinds.append(type(q))
+        state = torch.get_rng_state()
+        masks.append(real(*map(torch.ones_like, (q, k, v)), dropout).tolist())
+        torch.set_rng_state(state)
+        return real(q, k, v, dropout)
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_pre_hook(lambda _, given: kinds.append(type(given[0])))
+        if hasattr(module, "core"):
+            module.core = core
+    torch.manual_seed(7)
+    model(lessons.batch_of(shape)[0])
+    return sum(issubclass(kind, DTensor) for kind in kinds), len(kinds), masks
+
+
+def test_under_the_plan_dropout_gets_plain_tensors_and_equal_masks(worlds):
+    text = text_of(stored_chapter("04-tensor-parallel"))
+    shape = GPTShape(width=32, heads=4, layers=2, sequence=16, dropout=0.5)
+    first, *others = worlds(4).run(what_dropout_gets, shape)
+    dtensors, calls, masks = first
+    assert dtensors == 0 and calls == 7  # the embedding's, and of two layers three each
+    assert len(masks) == 2 and torch.tensor(masks[0]).unique().numel() > 2
+    for other in others:
+        assert other == first
+    assert "Under this plan dropout gets plain tensors" in text

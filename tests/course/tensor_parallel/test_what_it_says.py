@@ -66,6 +66,7 @@ def test_fsdp_with_recomputation_does_not_fit(text):
     whole = units + inputs + one
     assert f"Together this is {whole / 1e9:.1f} GB" in text and whole < 80e9 < whole + shard
     assert f"it is {(whole + shard) / 1e9:.1f} GB, so little is left" in text
+    assert f"on the paper's 3,072 GPUs add {(inputs + one + shard) / 1e9:.1f} GB" in text
     device = 81_559 * 2**20
     assert f"an H100 has 81,559 MiB, or {device / 1e9:.1f} GB" in text
     assert 0 < device - whole - shard < 3e9
@@ -312,7 +313,7 @@ def test_equal_seeds_leave_a_quarter_of_the_numbers(notebook, text):
     equal, other = shown(notebook, "lessons.mask").split("apart=1")
     masks = [re.findall(r"^  ([01]{16})$", part, re.M) for part in (equal, other)]
     assert [len(part) for part in masks] == [4, 4] and len(set(masks[0])) == 1 < len(set(masks[1]))
-    assert "a split tensor of 64 numbers gets only 16 independent ones" in text
+    assert "the mask of a split tensor of 64 numbers repeats the same 16 four times" in text
     (cell,) = [cell.source for cell in notebook.cells if "lessons.mask, apart" in cell.source]
     assert "dropout=0.5)" in cell and "16 numbers for dropout 0.5" in text
     ones = torch.ones(16, device="cpu")  # lessons.mask draws with the same 0.5
