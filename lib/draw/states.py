@@ -9,9 +9,9 @@ from lib.predict.sharded.models import model, models
 from lib.predict.sharded.states import PRECISIONS, STAGES, Convention, held, keeping
 
 _CAPTION = (
-    "Predicted: the bytes that each rank keeps from step to step. {on_top}athered units, whole "
-    "gradients for a moment, buffers and what the allocator adds come on top. A bar of more than "
-    "four times the device's memory is cut off"
+    "Predicted: the bytes that each rank keeps from step to step. {others}, whole gradients for a "
+    "moment, buffers and what the allocator adds come on top. A bar of more than four times the "
+    "device's memory is cut off"
 )
 
 
@@ -33,6 +33,7 @@ def states(
         kept.append(chosen)
     gpus = devices(gpu)
     counts = sorted({2**n for n in range(13)} | {ranks})
+    others = "Gathered units" if activations else "Activations, gathered units"
     data = {
         "sizes": sizes, "ranks": counts, "gpus": gpus,
         "kept": [{name: getattr(one, name) for name in _KEPT} for one in kept],
@@ -42,9 +43,7 @@ def states(
             "ranks": counts.index(ranks), "kept": kept.index(chosen),
             "gpu": [entry["name"] for entry in gpus].index(hardware.gpu(gpu).name),
         },
-        "caption": captions.joined(
-            _CAPTION.format(on_top="G" if activations else "Activations, g"), caption
-        ),
+        "caption": captions.joined(_CAPTION.format(others=others), caption),
     }  # fmt: skip
     return Picture(_story(data, chosen), ("states", data))
 

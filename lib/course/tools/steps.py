@@ -83,7 +83,7 @@ STEPS: dict[str, list[Command]] = {
     BROWSER: [pytest("tests/browser", "--durations=10")],
     QUIET: [pytest("tests", *APART, "-m", "quiet", "--durations=10")],
 }
-BESIDE = ["tests", GPUS, BROWSER, "chapters", "house rules", "book"]  # the longest first
+BESIDE = ["tests", GPUS, BROWSER, "chapters", "book"]  # the longest first
 LANES = max(2, os.cpu_count() or 1)  # steps that run at a time
 WHOLE = "test-gpu"  # all that ranks do, on the GPUs that are there; without any, on pretended ones
 _PRETENDED = [] if accelerator() else [BUILD]
@@ -216,10 +216,9 @@ class Run:
 
     def steps(self, names: list[str]) -> None:
         """Carry out steps, those of `BESIDE` beside one another, up to the first that fails."""
-        together = [name for name in BESIDE if name in names] if len(names) > 1 else []
-        begun = False
+        together, begun = [name for name in BESIDE if name in names], False
         for name in names:
-            if name not in together:
+            if len(together) < 2 or name not in together:
                 self.step(name)
             elif not begun:
                 self.side_by_side(together)

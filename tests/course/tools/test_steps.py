@@ -63,6 +63,18 @@ def test_what_fails_alone_fails_the_run(ran, text, beside, summary):
     assert not run.raced and steps.summary(run.counts, 1.0) == summary
 
 
+def test_a_step_that_runs_alone_is_not_tried_again(tmp_path, monkeypatch):
+    file = tmp_path / "test_mine.py"
+    file.write_text(FIRST_TIME)
+    mine = [commands.pytest("--rootdir", str(tmp_path), str(file))]
+    monkeypatch.setattr(steps, "STEPS", {"tests": mine})
+    monkeypatch.setattr(steps, "BESIDE", ["tests", "other"])
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    run = steps.Run()
+    run.steps(["tests"])
+    assert len(run.failed) == 1 and not run.raced
+
+
 INTERRUPTED = """
 import os, signal
 def test_first(): pass
