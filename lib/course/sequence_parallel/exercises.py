@@ -1,17 +1,21 @@
 """The exercises of chapter 12: predict, write, repair, and a layout for packed documents."""
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from lib.course.checks.arguments import name_of
 from lib.course.checks.numbers import Numbers
 from lib.course.checks.on_ranks import Exercise
 from lib.course.checks.read_number import is_missing
 from lib.course.checks.verdict import Hints, Verdict
 from lib.course.sequence_parallel.lessons import CHUNKS, block, chunk_scores
+from lib.parallel.sequence import merge
 from lib.predict.sequence.traffic import of_layer
 from lib.predict.shape import GPTShape
 
@@ -71,12 +75,40 @@ def _merge_reference(inputs) -> list:
     return [(out, log_sum + OFFSET) for out, log_sum in (block(*each) for each in whole)]
 
 
+def _calls_merge(attempt: Callable) -> bool:
+    """Return whether the attempt calls the library's merge, under whatever name, for two blocks.
+
+    Its errors are left to the run on ranks, which reports them.
+    """
+    a, b = blocks_of(*_merge_inputs(1, 2)[0])
+    called, before = [], sys.getprofile()
+
+    def notice(frame, event, _):
+        called.append(frame.f_code is merge.__code__)
+
+    sys.setprofile(notice)
+    try:
+        with suppress(Exception):
+            attempt(*a, *b)
+    finally:
+        sys.setprofile(before)
+    return any(called)
+
+
 @dataclass
 class Merge(Exercise):
     """Lets an attempt merge several blocks, one after the other, and judges what comes out."""
 
     def check(self, attempt: Callable, world) -> Verdict:
-        """Run the attempt on every rank of `world`, with two blocks and with three."""
+        """Run the attempt on every rank of `world`, with two blocks and with three.
+
+        An attempt that calls the library's merge is refused.
+        """
+        if _calls_merge(attempt):
+            return self._not_yet(
+                f"`{name_of(attempt)}` calls the library's `merge`, which you are to write here. "
+                "Compute `out` and `log_sum` with torch's operations."
+            )
 
         @wraps(attempt)
         def merged(q, keys, values):

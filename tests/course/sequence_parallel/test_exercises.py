@@ -10,6 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from lib.course.sequence_parallel import exercises as chapter
 from lib.course.sequence_parallel import lessons
+from lib.parallel import sequence
+from lib.parallel.sequence import merge as library_merge
 from lib.predict import hardware
 from lib.predict.sequence.hiding import tokens_to_hide
 from lib.predict.sequence.layout import blocks_of
@@ -92,6 +94,26 @@ def test_the_merge(worlds, ranks):
         assert not verdict.solved and "With 2 blocks, rank 0 differs first" in verdict.text
         others = "Rank 1 differs too." if ranks == 2 else "Ranks 1, 2 and 3 differ too."
         assert others in verdict.text, "no rank may be right by chance"
+
+
+def by_the_library(out_a, log_sum_a, out_b, log_sum_b):
+    out, log_sum = out_a.clone(), log_sum_a.clone()
+    library_merge(out, log_sum, out_b, log_sum_b)
+    return out, log_sum
+
+
+def in_place(*all_of):
+    sequence.merge(*all_of)
+    return all_of[:2]
+
+
+@pytest.mark.parametrize("attempt", [by_the_library, in_place])
+def test_a_merge_that_calls_the_library_is_refused(world, attempt, notebook):
+    assert "without the library's `merge`" in prose(notebook)
+    verdict = chapter.write.check(attempt, world)
+    assert not verdict.solved and not chapter.write.solved
+    assert f"`{attempt.__name__}` calls the library's `merge`" in verdict.text
+    assert chapter.write.check(merged, world).solved, "it may be tried again"
 
 
 def test_the_shares_of_two_parts_are_those_of_the_worked_example(notebook):
@@ -271,8 +293,10 @@ def test_the_folded_products_are_the_bytes_that_the_methods_send(notebook):
 def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
     text, layer = prose(notebook), lessons.kept_by_a_layer()
     inputs = 4096 * 2 * 2**20
-    assert f"2²⁰ = {inputs / 1e9:.1f} GB. But 31 of these are {31 * inputs / 1e9:.0f} GB" in text
-    assert f"together {(31 * inputs + layer) / 1e9:.0f} GB" in text
+    assert (
+        f"2²⁰ = {inputs / 1e9:.1f} GB. But 31 such inputs take {31 * inputs / 1e9:.0f} GB" in text
+    )
+    assert f"own input: {(31 * inputs + layer) / 1e9:.0f} GB in all" in text
     assert f"32 layers need {32 * layer / 1e12:.1f} TB" in text and 32 * layer > 50 * 80e9
     unrotated, result_again = 4096 + 1024, 4096
     kept = {method: lessons.kept_by_a_layer(lessons.memory.activations, method=method, ranks=8)
@@ -282,12 +306,14 @@ def test_the_numbers_of_the_problem_follow_from_one_layer(notebook):
     assert "keeps alive: 5,120 numbers a token" in text and "twice, which is 4,096 numbers" in text
 
 
-def test_the_bytes_of_ulysses_are_those_of_the_worked_line(notebook):
-    assert "7/8 · 80 · K · S/P numbers" in prose(notebook)
+def test_the_heads_that_ulysses_sends_are_those_of_the_text(notebook):
+    """80 = 32 + 2 · 8 heads of q, k and v, and 32 of the result; with 32 key heads, 128."""
+    assert "also sends queries and results, only from 128 heads to 80." in prose(notebook)
     moves = of_layer(lessons.LLAMA, "ulysses", 8, 1, itemsize=2).forward
     own = lessons.LLAMA.sequence // 8
     assert sum(move.sent for move in moves) == pytest.approx(7 / 8 * 80 * 128 * own * 2)
-    assert (4 * 32) / 80 == 1.6  # with as many heads of keys as of queries, 128 heads are sent
+    moves = of_layer(replace(lessons.LLAMA, kv_heads=32), "ulysses", 8, 1, itemsize=2).forward
+    assert sum(move.sent for move in moves) == pytest.approx(7 / 8 * 128 * 128 * own * 2)
 
 
 def test_from_how_many_tokens_on_backward_hides_its_messages(notebook):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lib.course.sequence_parallel import lessons, limits
-from lib.parallel.sequence import Context
+from lib.parallel.sequence import Context, context_parallel
 from lib.predict.roofline import speeds
 from lib.predict.sequence import traffic
 from lib.predict.sequence.published_times import TABLE_4
@@ -105,11 +105,29 @@ def test_between_hosts_the_combination_is_best(text, rows):
 
 
 def test_from_which_length_on_a_method_alone_is_fast_between_hosts(text):
-    assert "both pass 80 % on 32 ranks from 256 k on, and a ring on 64 ranks from 512 k on" in text
+    told = "At peak speed both do so from 256 k on (`limits.runs_out(lengths=(2**18, 2**19))`), and"
+    assert f"{told} a ring on 64 ranks from 512 k on" in text
     rows = rows_of(limits.runs_out(lengths=(2**17, 2**18, 2**19)))
     for alone, low in ((("ring", 32), 1), (("ulysses", 32), 1), (("ring", 64), 2)):
         assert [cell.endswith("low") for cell in rows[alone]] == [True] * low + [False] * (3 - low)
         assert every(share(cell) > 80 for cell in rows[alone][low:])
+
+
+def test_at_half_the_peak_a_ring_and_ulysses_alone_pass_the_bound_earlier(text, rows, monkeypatch):
+    assert "The shares assume the H100's peak FLOP/s" in text
+    assert "is slow up to 128 k tokens at peak speed" in text
+    half = lambda *args, **more: replace(full := speeds(*args, **more), peak=full.peak / 2)
+    monkeypatch.setattr(limits, "speeds", half)
+    slower = rows_of(limits.runs_out())
+    told = re.search(r"on 32 ranks, a ring computes (\d+) % .* instead of (\d+) %, and Ulysses "
+                     r"(\d+) % instead of (\d+) %", text)  # fmt: skip
+    pairs = [(table[method, 32][2]) for method in ("ring", "ulysses") for table in (slower, rows)]
+    assert [int(n) for n in told.groups()] == [share(cell) for cell in pairs]
+    assert [cell.endswith("low") for cell in pairs] == [False, True] * 2
+    assert "at half of it both already pass 80 % there on 32 ranks" in text
+    alone = [slower[method, ranks][n] for method, ranks in (("ring", 32), ("ulysses", 32))
+             for n in (0, 1)]  # fmt: skip
+    assert every(cell.endswith("low") for cell in alone), "shorter sequences stay slow"
 
 
 def test_the_numbers_of_the_published_layer_are_those_of_its_table(text):
@@ -130,6 +148,29 @@ def test_labels_are_shifted_before_the_sequence_is_split(text, worlds):
         return torch.equal(labels, tokens + 1)
 
     assert worlds(4).run(shifted, row) == [True] * 4
+
+
+def rotary_loss(positions) -> float:
+    """Return the loss of a ring on a GPT with rotary positions, whose positions are changed."""
+    torch.manual_seed(0)
+    model = GPT(replace(lessons.SHAPE, positions="rotary")).double()
+    context_parallel(model, method="ring")
+    for part in model.modules():
+        if getattr(part, "position_ids", None):
+            part.position_ids = positions(model.context)
+    tokens, labels = model.context.shard(*lessons.batch())
+    return model.context.loss(model(tokens), labels).item()
+
+
+def test_with_rotary_positions_only_distances_between_ranks_can_be_wrong(text, worlds):
+    assert "With rotary positions, distances between ranks are wrong instead." in text
+    moved = lambda context: lambda *length: context.positions(*length) + 5
+    right, same, restarted = (
+        worlds(4).run(rotary_loss, positions)
+        for positions in (lambda context: context.positions, moved, lambda context: None)
+    )
+    assert same == pytest.approx(right), "all positions moved alike, so distances are right"
+    assert restarted != pytest.approx(right)
 
 
 def two_methods(call: str) -> tuple[list, str]:

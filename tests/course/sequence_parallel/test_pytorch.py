@@ -4,6 +4,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor.experimental import context_parallel as torch_cp
+from torch.distributed.tensor.experimental._context_parallel._attention import (
+    _cp_options as options,
+)
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import scaled_dot_product_attention as by_name
 
@@ -115,5 +118,37 @@ def test_what_pytorch_does_not_tell_is_what_it_does(text, worlds):
 
 def test_the_sent_bytes_of_both_rings_are_those_of_the_folded_lines(text):
     ours, gathered, swapped = 9 * 4096, 2 * 16_384 * 3 // 4, 4 * 2048
+    assert "its gradients travel in fp32 and ours in fp64" in text
     assert f"ours sends 9 · 4,096 = {ours:,} bytes" in text
     assert f"PyTorch 2 · {gathered // 2:,} + 4 · 2,048 = {gathered + swapped:,}." in text
+
+
+def sums_in_fp64(mesh, q, k, v, backward):
+    """Attend as the chapter's cell does, with gradients that travel in the dtype of q."""
+    options.convert_to_f32 = False
+    try:
+        return theirs(mesh, q, k, v, backward)
+    finally:
+        options.convert_to_f32 = True
+
+
+def in_bf16(mesh, q, k, v, backward):
+    return theirs(mesh, *(x.bfloat16() for x in (q, k, v)), backward)
+
+
+def sent_by_pytorch(world, attention) -> int:
+    """Return the bytes that rank 0 sends when it attends to parts in PyTorch's way."""
+    table = lessons.side_by_side(world.record(lessons.ours_and_theirs, attention))
+    rows = [line.split() for line in table.splitlines()[1:] if line.startswith("PyTorch")]
+    share = {"all_gather": 3 / 4, "all_to_all": 1}
+    return sum(int(n) * share[op] * int(b.replace(",", "")) for _, n, _, op, b in rows)
+
+
+def test_at_one_dtype_pytorch_sends_more_than_our_ring(text, worlds):
+    world = worlds(4, device="cpu")
+    assert sent_by_pytorch(world, theirs) == 32_768
+    equal = sent_by_pytorch(world, sums_in_fp64)
+    assert equal > 9 * 4096 and f"With fp64 for both it would send {equal:,.0f}." in text
+    ours = 9 * 4096 / 4  # 2 bytes a number instead of 8
+    assert sent_by_pytorch(world, in_bf16) / ours == 14 / 9
+    assert "so it sends 14/9 of what ours sends." in text
