@@ -38,6 +38,7 @@ def runs_out(between: str = "InfiniBand NDR", node: int = 8, lengths=LENGTHS) ->
     capacity = float(hardware.gpu("H100").memory_bytes.value)
     lines = []
     for method in (*traffic.METHODS, "both"):
+        lines += [""] * bool(lines)
         lines.append(f"{method:<9}" + "".join(f"{n // 1024:>7} k" for n in lengths))
         for ranks in RANKS if method != "both" else RANKS[2:]:
             limits = [
