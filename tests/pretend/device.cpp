@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "kernels.h"
 #include "random.h"
 #include "streams.h"
 
@@ -20,17 +23,22 @@ namespace pretend {
 namespace {
 
 constexpr size_t kBytes = 1u << 30;  // of memory in all, as it says
-std::mutex mutex;
+std::mutex memory_mutex;
 std::array<c10::CachingDeviceAllocator::DeviceStats, 16> stats;
 
 struct Block {
   void* data;
   size_t bytes;
   c10::DeviceIndex index;
+  std::optional<c10::Storage> cpus = std::nullopt;  // the CPU's, where it made what stands there
+
+  ~Block() {
+    if (!cpus) std::free(data);
+  }
 };
 
 void count_bytes(c10::DeviceIndex index, int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(memory_mutex);
   for (auto* stat : {&stats[index].allocated_bytes[0], &stats[index].reserved_bytes[0]}) {
     if (bytes >= 0) {
       stat->increase(bytes);
@@ -42,26 +50,23 @@ void count_bytes(c10::DeviceIndex index, int64_t bytes) {
 
 // Freed memory is used again only by what comes later in the stream, as CUDA's allocator has it: a
 // collective that the stream waits for may still be reading it.
-void give_back(void* data, Fences fences) {
-  static auto* const freed = new std::deque<std::pair<void*, Fences>>;  // never ended
-  std::lock_guard<std::mutex> lock(mutex);
-  freed->emplace_back(data, std::move(fences));
-  auto over = [](const std::pair<void*, Fences>& block) {
-    return std::all_of(block.second.begin(), block.second.end(),
+void give_back(std::unique_ptr<Block> block, Fences fences) {
+  using Freed = std::pair<std::unique_ptr<Block>, Fences>;
+  static auto* const freed = new std::deque<Freed>;  // never ended
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  freed->emplace_back(std::move(block), std::move(fences));
+  auto over = [](const Freed& one) {
+    return std::all_of(one.second.begin(), one.second.end(),
                        [](const std::shared_ptr<Fence>& fence) { return fence->done(); });
   };
-  for (auto& block : *freed)
-    if (over(block)) std::free(std::exchange(block.first, nullptr));
-  freed->erase(std::remove_if(freed->begin(), freed->end(),
-                              [](auto& block) { return block.first == nullptr; }),
-               freed->end());
+  freed->erase(std::remove_if(freed->begin(), freed->end(), over), freed->end());
 }
 
 void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
+  std::unique_ptr<Block> block(static_cast<Block*>(context));
   count_bytes(block->index, -static_cast<int64_t>(block->bytes));
-  if (block->data) give_back(block->data, pending(block->index));
-  delete block;
+  auto fences = pending(block->index);
+  if (!fences.empty()) give_back(std::move(block), std::move(fences));
 }
 
 struct Memory final : c10::DeviceAllocator {
@@ -81,17 +86,17 @@ struct Memory final : c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     return stats.at(index);
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex index) override {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     stats.at(index).allocated_bytes[0].reset_peak();
     stats.at(index).reserved_bytes[0].reset_peak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     return {kBytes - stats.at(index).allocated_bytes[0].current, kBytes};
   }
 };
@@ -103,11 +108,11 @@ struct Pinned final : c10::Allocator {
     return known;
   }
   static bool knows(const void* data) {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     return all().count(data) > 0;
   }
   static void release(void* data) {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     all().erase(data);
     std::free(data);
   }
@@ -115,7 +120,7 @@ struct Pinned final : c10::Allocator {
     void* data = nullptr;
     if (bytes && posix_memalign(&data, 64, bytes))
       TORCH_CHECK_WITH(OutOfMemoryError, false, "no ", bytes, " bytes to pin");
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(memory_mutex);
     all().insert(data);
     return {data, data, release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -193,6 +198,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 };
 
 }  // namespace
+
+c10::Storage adopted(const c10::Storage& cpus, c10::DeviceIndex index) {
+  auto* data = cpus.unsafeGetStorageImpl()->mutable_data();
+  count_bytes(index, static_cast<int64_t>(cpus.nbytes()));
+  auto* block = new Block{data, cpus.nbytes(), index, cpus};
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(), cpus.nbytes(),
+      c10::DataPtr(data, block, free_block, gpu(index)), &memory, true);
+}
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
   static std::deque<at::Generator> made = [] {

@@ -81,6 +81,11 @@ class Call {
   std::vector<std::pair<at::Tensor, at::Tensor>> aliases_;  // the GPU's, the CPU's
   std::vector<std::pair<at::Tensor, at::Tensor>> grown_;  // empty ones to write to
 
+  static const c10::TypePtr& generator() {
+    static const c10::TypePtr known = c10::OptionalType::create(c10::GeneratorType::get());
+    return known;
+  }
+
   bool mixes() const {  // where CUDA takes tensors of the CPU as well
     const auto& name = op_.schema().name();
     return name.find("index") != std::string::npos || name.find("foreach") != std::string::npos ||
@@ -117,7 +122,7 @@ class Call {
       value = list;
     } else if (value.isDevice()) {
       value = c10::Device(c10::DeviceType::CPU);
-    } else if (type.isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
+    } else if (type.isSubtypeOf(*generator())) {
       const bool own = value.isGenerator();
       if (!own || value.toGenerator().device().type() == kGPU)
         value = drawn_from(own ? value.toGenerator() : default_generator(where_->index()));
@@ -154,6 +159,26 @@ class Call {
       if (data && tensor.storage().data() == data)  // a view of an argument
         return over(theirs.storage(), tensor, theirs.key_set());
     }
+    return fills_memory_of_its_own(tensor) ? moved(tensor) : copied(tensor);
+  }
+
+  static bool fills_memory_of_its_own(const at::Tensor& tensor) {
+    const auto& storage = tensor.storage();
+    const auto bytes = at::detail::computeStorageNbytes(
+        tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
+    return storage.use_count() == 1 && storage.nbytes() == bytes && storage.resizable() &&
+        tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg();
+  }
+
+  at::Tensor moved(const at::Tensor& tensor) {
+    auto home = at::detail::make_tensor<c10::TensorImpl>(
+        adopted(tensor.storage(), where_->index()),
+        c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), tensor.dtype());
+    home.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+    return home;
+  }
+
+  at::Tensor copied(const at::Tensor& tensor) {
     auto home = at::empty_strided(
         tensor.sizes(), tensor.strides(), tensor.options().device(*where_));
     on_cpu(home).copy_(tensor);

@@ -1,7 +1,6 @@
 // What Python sees of the pretended GPU: the rest comes by way of torch's own functions.
 
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 
 #include "nccl.h"
 #include "random.h"
