@@ -1,49 +1,27 @@
-"""Chapters as a reader works through them: exercises open, solved, and the planted bugs."""
+"""Chapters as they are stored: living pictures, open exercises, and what chapter 0 says."""
 
-import ast
 import json
 import re
-import symtable
 from pathlib import Path
-from typing import NamedTuple
 
 import nbformat
 import pytest
 from PIL import Image, ImageChops
 
 from lib.course.ranks import cover
-from lib.course.tools.run import execute
 from lib.course.tools.widgets import VIEW, lifeless, states
 from lib.draw import collective
 from lib.draw.parts.javascript import inflated
+from tests.every import every
+from tests.solutions import exercises, solved
 
 ROOT = Path(__file__).parents[1]
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
-SOLUTION = re.compile(
-    r"<details><summary>(?!A whole script)[^<]*</summary>(?:(?!</details>).)*?"
-    r"```python\n(.*?)```.*?</details>",
-    re.S,
-)
-
 every_chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
 
 def read(path):
     return nbformat.read(path, as_version=4)
-
-
-def exercises(notebook):
-    """(place of the cell, its folded solution, its last line: the check) of each exercise.
-
-    The solution stands in the text before the cell or in the text after it.
-    """
-    for place, cell in enumerate(notebook.cells):
-        if "exercise" in cell.metadata.get("tags", []):
-            around = notebook.cells[place - 1], *notebook.cells[place + 1 : place + 2]
-            sides = [SOLUTION.findall(c.source) for c in around if c.cell_type == "markdown"]
-            folded = next((side for side in sides if side), [])
-            assert len(folded) == 1, f"one solution is folded by {cell.source.splitlines()[0]!r}"
-            yield place, folded[0], ast.unparse(ast.parse(cell.source).body[-1])
 
 
 def shown(cell):
@@ -52,88 +30,12 @@ def shown(cell):
     return "".join(plain)
 
 
-class Names(NamedTuple):
-    """The names to which a cell gives a value, by import or otherwise, changes in place, reads."""
-
-    imported: set
-    made: set
-    changed: set
-    read: set
-
-
-def names(source):
-    imported, made, changed, read_names = set(), set(), set(), set()
-    tables = [symtable.symtable(source, "cell", "exec")]
-    for table in tables:
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            outermost = table.get_type() == "module"
-            if outermost and symbol.is_imported():
-                imported.add(symbol.get_name())
-            elif outermost and symbol.is_assigned():
-                made.add(symbol.get_name())
-            if symbol.is_referenced() and (outermost or symbol.is_global()):
-                read_names.add(symbol.get_name())
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
-            changed |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-    return Names(imported, made, changed, read_names)
-
-
-def needed(notebook, places):
-    """The places of the code cells on which the cells at `places` depend, and these.
-
-    nbval runs whole chapters: here a cell that has no name in common with an exercise is not run
-    again. Cells that use what a solution defines run too, since a reader goes on after it.
-    """
-    code = {
-        place: names(cell.source)
-        for place, cell in enumerate(notebook.cells)
-        if cell.cell_type == "code" and not cell.source.startswith("%%")
-    }
-    given, users = set(), set()
-    for place, cell in code.items():
-        if place in places or cell.read & given:
-            users.add(place)
-            given |= cell.made | cell.changed  # an import is the same thing wherever it stands
-    wanted, kept = set(), set()
-    for place, cell in reversed(code.items()):
-        if place in users or wanted & (cell.imported | cell.made | cell.changed):
-            kept.add(place)
-            # What a cell makes and reads, it makes first.
-            wanted = (wanted | cell.read) - cell.imported - cell.made
-    return kept
-
-
-@pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
-def solved(request, tmp_path_factory):
-    """The chapter with each exercise's cell replaced by its solution and its check, executed.
-
-    Of the other cells those run that an exercise needs.
-    """
-    notebook, places = read(request.param), []
-    for place, solution, check in exercises(notebook):
-        cell = notebook.cells[place]
-        imports = [n for n in ast.parse(cell.source).body if isinstance(n, ast.ImportFrom)]
-        ends = "" if ".check(" in solution else check
-        cell.source = "\n".join([*map(ast.unparse, imports), solution, ends])
-        places.append(place)
-    kept = needed(notebook, places)
-    for place, cell in enumerate(notebook.cells):
-        if cell.cell_type == "code" and place not in kept:
-            cell.source = ""
-    path = tmp_path_factory.mktemp("solved") / request.param.name
-    nbformat.write(notebook, path)
-    return execute(path)
-
-
-def test_every_folded_solution_passes_its_checker(solved):
-    places = [place for place, _, _ in exercises(solved)]
-    assert 3 <= len(places) <= 5
-    for place in places:
-        assert shown(solved.cells[place]).startswith(("Solved", "The sums are right")), shown(
-            solved.cells[place]
-        )
+@every_chapter
+def test_every_exercise_has_one_folded_solution(path):
+    """nbval runs them behind the chapter's own cells: tests/solutions.py."""
+    solutions = solved(read(path))
+    assert 3 <= len(solutions) <= 5
+    assert every(source.count(".check(") for source in solutions.values())
 
 
 @every_chapter

@@ -14,6 +14,7 @@ from lib.course.tools.run import CELL_SECONDS
 
 Command = list[str]
 NBVAL = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}"]
+NBVAL += ["-p", "tests.solutions"]  # then the folded solutions, in the same kernel
 SOME_FAILED, INTERRUPTED = 1, 2  # pytest's exit statuses
 COUNTED = ("tests", "failures", "errors", "skipped")
 
