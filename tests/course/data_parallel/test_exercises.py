@@ -121,6 +121,8 @@ def test_each_bug_shows_where_the_hints_say(world):
     a, b, c, d, e = (by_word[word] for word in words)
     assert len(set(norms(a, "own"))) == 1 and moved(a) == model
     assert len(set(norms(b, "shared"))) == 4 and 0 < moved(b) < model
+    by_chance = [round(norm, 1) == round(whole, 1) for norm in norms(b, "shared")]
+    assert by_chance == [False, False, False, True]  # hence the warning to compare all ranks
     assert len(set(norms(c, "shared"))) == 4 and moved(c) == 0
     assert norms(c, "shared") == norms(c, "own")
     assert norms(d, "shared") == pytest.approx([whole] * 4) and moved(d) == 4 * model
@@ -202,6 +204,13 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     first, other = (int(n.replace(",", "")) for n in re.findall(r"peak ([\d,]+) bytes", text))
     assert (f"{first / 1e6:.2f}", f"{other / 1e6:.2f}") == ("2.22", "0.88")
     assert f"{first / other:.1f}" == "2.5" and "It is 2.5." in text
+    # Device 0's three kinds at its peak: five models, and a count of steps for each parameter.
+    kinds = dict(re.findall(r"(\w+) ([\d,]+)", re.search(r"rank 0: peak .*\((.*)\)", text)[1]))
+    held = sum(
+        int(kinds[kind].replace(",", "")) for kind in ("parameters", "gradients", "optimizer")
+    )
+    assert held == 5 * 338_944 + 29 * 4 and cell_with(notebook, f"take {held:,} bytes at its peak")
+    assert "gradients" not in re.search(r"ranks 1 to 3: peak .*", text)[0]
     # Sum or mean: exactly equal for SGD, nearly for AdamW.
     apart = re.findall(r"apart by ([\d.]+)%", shown(notebook, "def weights_after"))
     sgd, adamw = map(float, apart)
@@ -248,6 +257,22 @@ def test_what_the_text_says_of_its_numbers_is_what_the_cells_printed(notebook):
     errors = shown(notebook, "SkipsALayer").replace("\n", " ")
     assert "step 2: Expected to have finished reduction in the prior iteration" in errors
     assert "step 1: Backward has ended on rank 1 without a gradient for 1.weight, 1.bias" in errors
+
+
+def test_the_picture_with_the_best_bucket_size_is_covered_with_the_answer(notebook):
+    (cell,) = [
+        c for c in notebook.cells if c.cell_type == "code" and "gradient_seconds(" in c.source
+    ]
+    revealed, picture = (output["data"] for output in cell.outputs)
+    assert "It is 4." in revealed["text/plain"] and "Show the answer" in revealed["text/html"]
+    assert picture["text/plain"].startswith("buckets: 8 gradients")
+    assert "bucket_bytes=best * layer" in cell.source  # and not the number that was asked for
+
+
+def test_waiting_for_nccl_holds_back_a_stream_as_pytorch_says(notebook):
+    assert cell_with(notebook, "`wait()` holds back the GPU but not the CPU")
+    text = " ".join(dist.Work.wait.__doc__.split())
+    assert "the current stream block on the completion of the NCCL work" in text
 
 
 def test_scaling_is_told_as_the_table_shows_it(notebook):
