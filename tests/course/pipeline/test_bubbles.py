@@ -167,7 +167,7 @@ def test_recomputation_before_the_gradient_arrives_takes_41_as_the_chapter_says(
 
 
 def test_zb_h2_gains_in_a_single_step_where_w_is_short():
-    """Chapter 6: 27 for both with equal times, and 23 against 24.5 with T_W = 1/2."""
+    """Both take 27 with equal times, and 23 against 24.5 with T_W = 1/2."""
     for weight, steps in ((1, (27, 27)), (0.5, (24.5, 23))):
         costs = Costs(forward=1, backward_input=1, backward_weight=weight)
         orders = rules.zb_h1(4, 8), rules.zb_h2(4, 8)

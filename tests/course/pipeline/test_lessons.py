@@ -159,10 +159,10 @@ def test_a_step_in_slow_motion_stands_beside_its_prediction():
     assert words.endswith(f"recorded, {predicted.bubble():.1%} predicted.")
 
 
-def costs_of_the_chapter(order):
-    """What the stages of chapter 6's slow motion take."""
+def costs_of_the_chapter(order, sequence=1024):
+    """What the stages of chapter 6's slow motion take, with as many tokens in a sample."""
     shape = GPTShape(layers=6, width=24, heads=2, sequence=20)
-    wide = GPTShape(layers=6, width=2304, heads=24, sequence=1024, vocabulary=32_000)
+    wide = GPTShape(layers=6, width=2304, heads=24, sequence=sequence, vocabulary=32_000)
     large = Larger(shape, wide, batch=(8, 8), microbatches=8)
     speeds = SlowMotion("H100", link="NVLink4", factor=100, stands_for=large)
     return stage_costs(GPT(shape), order, *Batches(8, sequence=20)[0], speeds)
@@ -189,17 +189,16 @@ def without_additions(costs):
 
 def test_half_of_the_gain_comes_from_splitting_b_if_w_adds_within_its_product():
     """Chapter 6: without our W's own additions ZB-H1 brings half of what ZB-V does."""
-    orders = rules.one_f_one_b(4, 8), rules.zb_h1(4, 8), rules.zb_v(8, 8), rules.zb_h2(4, 8)
+    orders = rules.one_f_one_b(4, 8), rules.zb_h1(4, 8), rules.zb_v(8, 8)
     shares = [
         play(order, without_additions(costs_of_the_chapter(order))).bubble() for order in orders
     ]
     text = text_of(stored_chapter("06-pipeline-bubbles"))
     told = "1F1B would have {:.1%}, ZB-H1 {:.1%} and ZB-V {:.1%}: about half".format(*shares)
     assert told.replace("%", "\u00a0%") in text
-    assert f"ZB-H2 has {100 * shares[3]:.1f}\u00a0%.)" in text
     assert (shares[0] - shares[1]) / (shares[0] - shares[2]) == pytest.approx(0.5, abs=0.05)
     assert "and half from the V, most of that from its balance." in text
-    h1, v = (play(order, without_additions(costs_of_the_chapter(order))) for order in orders[1:3])
+    h1, v = (play(order, without_additions(costs_of_the_chapter(order))) for order in orders[1:])
     assert 0.5 < (max(h1.work) - max(v.work)) / (h1.makespan - v.makespan) < 1
 
 
@@ -208,7 +207,9 @@ def test_zb_v_gains_on_zb_h1_by_its_balance_and_its_busiest_rank_waits_longer():
     orders = rules.zb_h1(4, 8), rules.zb_v(8, 8)
     h1, v = (play(order, costs_of_the_chapter(order)) for order in orders)
     text = " ".join(text_of(stored_chapter("06-pipeline-bubbles")).split())
-    assert "Here this balance is its whole advantage (first fold)." in text
+    assert (
+        "In this simulation the balance is its whole advantage; the first fold shows why." in text
+    )
     uneven = (f"{100 * (1 - run.work.mean() / run.work.max()):.1f} %" for run in (h1, v))
     assert "*uneven* falls from {} to {}.".format(*uneven) in text
     for name, run in (("ZB-H1 it", h1), ("ZB-V it", v)):
@@ -218,13 +219,12 @@ def test_zb_v_gains_on_zb_h1_by_its_balance_and_its_busiest_rank_waits_longer():
     assert max(h1.work) - max(v.work) > h1.makespan - v.makespan > 0  # so its wait is longer
 
 
-def test_a_message_in_bf16_over_50_gb_a_second_takes_about_0_3_of_a_forward():
-    assert "A message of 0.3 is about a bf16 activation" in text_of(
-        stored_chapter("06-pipeline-bubbles")
-    )
+def test_a_message_of_0_3_takes_slightly_longer_than_one_in_bf16_over_50_gb_a_second():
+    text = text_of(stored_chapter("06-pipeline-bubbles"))
+    told = "takes slightly longer than a bf16 activation of *See it* over 50 GB/s ({:.2f} of the "
     forward = costs_of_the_chapter(rules.gpipe(4, 8)).forward
-    message = 3.4e-6 + 2 * 1024 * 2304 / 50e9
-    assert f"{message * 4 / sum(forward):.1f}" == "0.3"
+    share = (3.4e-6 + 2 * 1024 * 2304 / 50e9) / (sum(forward) / 4)
+    assert told.format(share) in text and 0.25 < share < 0.3
 
 
 def test_the_times_of_stage_3_of_zb_v_are_those_of_the_text():
@@ -240,15 +240,17 @@ def test_the_times_of_stage_3_of_zb_v_are_those_of_the_text():
     assert f"{shorter / (1e6 * costs.backward_input[3]):.2f}" == "0.66"
 
 
-def test_zb_v_gains_by_a_w_that_adds_within_its_product_but_its_span_is_not_smaller():
-    """Chapter 6: 11.0 ms instead of 14.7 ms, and 8.3 % instead of 7.4 %."""
-    order = rules.zb_v(8, 8)
-    costs = costs_of_the_chapter(order)
-    fused = without_additions(costs)
-    for each, words in ((costs, "14.7 ms, 7.4%"), (fused, "11.0 ms, 8.3%")):
-        run = play(order, each)
-        assert f"{1e3 * run.makespan:.1f} ms, {run.bubble('span'):.1%}" == words
-    assert f"{1e6 * fused.backward_weight[3]:.0f}" == "170"
+def test_w_takes_a_smaller_part_of_i_where_sequences_are_long():
+    """Attention's products have no weights, so their whole backward is in I."""
+    text = text_of(stored_chapter("06-pipeline-bubbles"))
+    assert "with long sequences W takes less time than I" in text
+    assert "Attention's products and functions such as GELU have no weights" in text
+    parts = []
+    for sequence in (1024, 4096):
+        costs = costs_of_the_chapter(rules.zb_v(8, 8), sequence)
+        w = costs.backward_weight[3] - costs.accumulate[3]
+        parts.append(w / costs.backward_input[3])
+    assert 0.7 > parts[0] > 1.2 * parts[1]
 
 
 def test_pytorchs_1f1b_refuses_fewer_microbatches_than_stages_as_the_chapter_quotes(worlds):

@@ -94,6 +94,16 @@ def test_the_time_of_zb_h1_has_the_parts_that_the_text_adds(p, m, times):
     assert "has done m − p Ws before it ends its last I." in TEXT
 
 
+def test_a_short_w_leaves_less_to_gain_for_zb_h1():
+    shorter = said(r"A step is (\d+) % shorter than 1F1B's, but with T_W = 0.6 only (\d+) %\.")
+    for told, weights in zip(shorter, (1, 0.6)):
+        costs = Costs(1, 1, weights)
+        before, after = (
+            play(rule(4, 8), costs).makespan for rule in (rules.one_f_one_b, rules.zb_h1)
+        )
+        assert told == f"{100 * (1 - after / before):.0f}"
+
+
 def test_when_rank_0_waits_is_what_the_text_says():
     def waits(schedule):
         rows = sorted(play(schedule).ledger.where(rank=0, lane="compute"), key=lambda r: r.start)
@@ -216,7 +226,7 @@ def test_the_card_compares_the_schedules_as_they_run():
         borders = {1: 3, 2: 6 if name == "ZB-V" else 7}[each]
         told = [slow, told_kept, messages]
         assert told == [long, f"{kept:g}", str(2 * 8 * borders)], name
-    assert "each message takes 0.3 of a rank's forward, while" in TEXT
+    assert "each message takes 0.3 of a rank's forward, and its sender computes meanwhile" in TEXT
 
 
 def test_messages_as_long_as_a_forward_cost_gpipe_and_zb_h2_least():
