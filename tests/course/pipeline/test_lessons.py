@@ -207,9 +207,7 @@ def test_zb_v_gains_on_zb_h1_by_its_balance_and_its_busiest_rank_waits_longer():
     orders = rules.zb_h1(4, 8), rules.zb_v(8, 8)
     h1, v = (play(order, costs_of_the_chapter(order)) for order in orders)
     text = " ".join(text_of(stored_chapter("06-pipeline-bubbles")).split())
-    assert (
-        "In this simulation the balance is its whole advantage; the first fold shows why." in text
-    )
+    assert "In this simulation the balance is its whole advantage (first fold)." in text
     uneven = (f"{100 * (1 - run.work.mean() / run.work.max()):.1f} %" for run in (h1, v))
     assert "*uneven* falls from {} to {}.".format(*uneven) in text
     for name, run in (("ZB-H1 it", h1), ("ZB-V it", v)):
@@ -243,7 +241,7 @@ def test_the_times_of_stage_3_of_zb_v_are_those_of_the_text():
 def test_w_takes_a_smaller_part_of_i_where_sequences_are_long():
     """Attention's products have no weights, so their whole backward is in I."""
     text = text_of(stored_chapter("06-pipeline-bubbles"))
-    assert "with long sequences W takes less time than I" in text
+    assert "with long sequences W is shorter than I" in text
     assert "Attention's products and functions such as GELU have no weights" in text
     parts = []
     for sequence in (1024, 4096):
