@@ -17,7 +17,7 @@ from lib.predict.recompute import BlockCost, best, every, smallest_peak, use_of
 from lib.predict.recompute.plan import checked
 
 EQUAL = [BlockCost(2_000_000, 16_000_000, 1.0)] * 100  # an input of 2 MB, 16 MB besides
-FORWARD, BACKWARD = 2e-3, 4e-3  # seconds of a block
+FORWARD, BACKWARD = 2e-3, 3e-3  # seconds of a block
 
 
 def _peak(k: int) -> float:
@@ -41,7 +41,7 @@ predict = Numbers(
         "through the last checkpoint, k blocks hold all that they need, and 100/k - 1 inputs of "
         "the others are still there.",
         "The peak is (100/k - 1) · 2 MB + k · 18 MB. Try k = 1, 2, 4, 5 and 10.",
-        "Whatever k is, each block runs forward once more: 2 ms beside the 6 ms of a step.",
+        "Whatever k is, each block runs forward once more: 2 ms beside the 5 ms of a step.",
     ),
 )
 

@@ -11,17 +11,20 @@ from lib.predict.sequence.published_times import (
 )
 
 
-def one_layer() -> str:
-    """Write the milliseconds that recomputation adds to a layer of 22B, published and predicted."""
+def one_layer(*policies: str) -> str:
+    """Write the milliseconds that "all" or "selective" add to a layer of 22B, by their names.
+
+    The published ones stand beside those that are predicted.
+    """
     forward, backward = TABLE_4["tensor parallel"]
     again = 1e3 * recomputed_scores(SHAPE_22B, RANKS, SAMPLES, speeds("A100"))
-    rows = [
-        ("all", TABLE_4["all recomputed"][1] - backward, forward),
-        ("selective", TABLE_4["selective"][1] - backward, again),
-    ]
+    added = {
+        "all": (TABLE_4["all recomputed"][1] - backward, forward),
+        "selective": (TABLE_4["selective"][1] - backward, again),
+    }
     lines = ["added to a layer     published   predicted"]
-    for name, published, predicted in rows:
-        parts = (f"{ms:5.1f} ms{ms / (forward + backward):>4.0%}" for ms in (published, predicted))
+    for name in policies:
+        parts = (f"{ms:5.1f} ms{ms / (forward + backward):>4.0%}" for ms in added[name])
         lines.append(f"{name:<17}" + "".join(f"{part:>12}" for part in parts))
     return "\n".join(lines)
 

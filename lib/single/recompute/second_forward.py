@@ -82,14 +82,15 @@ def _without_graph(tensor: Tensor) -> Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts operations and remembers the last."""
+    """Counts operations and remembers the last; a detach, as the checkpoint's own, is none."""
 
     def __init__(self):
         super().__init__()
         self.count, self.last = 0, None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count, self.last = self.count + 1, func
+        if func is not torch.ops.aten.detach.default:
+            self.count, self.last = self.count + 1, func
         return func(*args, **(kwargs or {}))
 
     def said(self) -> str:

@@ -24,11 +24,11 @@ def world(worlds):
 def test_the_predicted_numbers_are_those_of_the_formula():
     peak = lambda k: (100 / k - 1) * 2 + k * 18
     k = min((k for k in range(1, 101) if 100 % k == 0), key=peak)
-    right = {"k": k, "peak": peak(k), "longer": 100 * 2 / 6}
+    right = {"k": k, "peak": peak(k), "longer": 100 * 2 / 5}
     assert chapter.predict.check(**right).solved
     assert (k, peak(k), peak(10)) == (4, 120, 198)
     assert abs(math.sqrt(100 * 2 / 18) - k) < 1
-    for wrong in ({"k": 10}, {"peak": peak(10)}, {"longer": 50}):
+    for wrong in ({"k": 10}, {"peak": peak(10)}, {"longer": 50}, {"longer": 33.3}):
         assert not chapter.predict.check(**right | wrong).solved
     assert chapter.predict.check().text.startswith("Not solved yet")
 

@@ -136,8 +136,9 @@ def test_dropout_is_drawn_alike_the_second_time():
 
 
 def test_published_and_predicted_stand_side_by_side():
-    everything, selective = published.one_layer().splitlines()[1:]
+    everything, selective = published.one_layer("all", "selective").splitlines()[1:]
     assert numbers(everything) == [7.6, 39, 7.7, 39] and numbers(selective) == [1.3, 7, 0.9, 4]
+    assert published.one_layer("all").splitlines()[1:] == [everything]
 
 
 def test_nested_checkpoints_hold_less_for_more_runs():
