@@ -174,7 +174,7 @@ def test_eight_bits_change_a_loss_less_than_a_seed_does(notebook, text):
     for line in shown(notebook, "further.encodings()").splitlines()[1:]:
         name, rest = line[:9].strip(), line[9:].split()
         rows[name] = rest[3:]
-        assert name != "all, fp8" or f"the {rest[2][:-1]} of our small VGG says" in text
+        assert name != "all, fp8" or f"the {rest[2][:-1]} of our small VGG, whose" in text
     plain = rows["plain"]
     assert len(plain) == len(gist.SEEDS) == 3
     assert rows["lossless"] == rows["binarise"] == rows["sparse"] == plain
@@ -215,9 +215,9 @@ def test_an_early_stop_leaves_out_the_last_product_of_each_block(text):
     assert counts[False] == pytest.approx(4 / 3 * counts[None], rel=0.005)
     assert counts[True] == counter.get_total_flops()
     assert counts[True] == pytest.approx((1 + 16 / 72) * counts[None], rel=0.005)
-    assert 16 / 72 == 2 / 9 and "the operations grow by 2/9 = 22 %" in text
+    assert 16 / 72 == 2 / 9 and "the operations grow by 2/3 · 1/3 = 2/9 = 22 %" in text
     assert "If the scores cost little, this product is a third of a layer's forward" in text
-    assert 16 / 24 == 2 / 3 and "2/3 · 1/3 = 2/9" in text
+    assert 16 / 24 == 2 / 3 and "So the second run repeats two thirds of forward" in text
 
 
 def test_the_selective_checkpoint_of_the_chapter_is_the_librarys(notebook):
