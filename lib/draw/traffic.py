@@ -120,7 +120,7 @@ def _notes(routes: Routes) -> list[str]:
     """How collectives were counted that show no messages."""
     ops = sorted({op for op, *_ in routes} - {"send"})
     ring, straight = [op for op in ops if op not in _STRAIGHT], [o for o in ops if o in _STRAIGHT]
-    notes = [f"{', '.join(straight)}: as messages straight to each receiver"] if straight else []
+    notes = [f"{', '.join(straight)}: counted as one message to each receiver"] if straight else []
     return notes + ([f"{', '.join(ring)}: as a ring would move it"] if ring else [])
 
 

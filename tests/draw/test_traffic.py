@@ -97,7 +97,7 @@ def test_operations_and_groups_stay_apart_for_whoever_chooses_one():
 def test_the_words_say_how_each_was_counted():
     rows = everybody("all_to_all", (0, 1), 10) + everybody("all_reduce", (0, 1), 10)
     assert traffic(Ledger(rows)).summary.endswith(
-        "all_to_all: as messages straight to each receiver\nall_reduce: as a ring would move it"
+        "all_to_all: counted as one message to each receiver\nall_reduce: as a ring would move it"
     )
 
 

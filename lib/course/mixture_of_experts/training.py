@@ -6,7 +6,6 @@ on the CPU with one thread, so that a choice between two experts does not depend
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from math import ceil
 from statistics import mean
 
 import torch
@@ -64,12 +63,6 @@ class Run:
     def idle(self) -> int:
         """Return how many experts had under 1 % of an even share of all rows of the last steps."""
         return sum(mean(own) < 0.01 / EXPERTS for own in zip(*self.shares()))
-
-    def dropped(self, factor: float) -> float:
-        """Return the share of the tokens that a capacity factor would drop in the last steps."""
-        loads = torch.tensor(self.tables[-LAST:], dtype=torch.float64).sum(1)
-        capacity = ceil(factor * float(loads[0].sum()) / EXPERTS)
-        return float((loads - capacity).clamp(min=0).sum() / loads.sum())
 
     def loss(self) -> float:
         """Return the mean loss of the last steps."""
@@ -135,19 +128,15 @@ def recorded_tables(runs: dict[str, dict[int, Run]]) -> dict:
 
 
 def compared(runs: dict[str, dict[int, Run]]) -> str:
-    """Write for each way the busiest expert's share, idle experts, and drops.
+    """Write for each way the busiest expert's share, and idle experts.
 
-    They are means over the last steps and the seeds. Drops are those of a capacity factor of 1.25.
-    The loss of the model is left out: it says nothing here, because it stays the same where the
-    experts are switched off.
+    They are means over the last steps and the seeds. The loss of the model is left out: it
+    says nothing here, because it stays the same where the experts are switched off.
     """
-    lines = [f"{'':<19}busiest  idle   drops"]
+    lines = [f"{'':<19}busiest  idle"]
     for name, seeds in runs.items():
-        busiest, idle, dropped = (
-            mean(f(run) for run in seeds.values())
-            for f in (Run.busiest, Run.idle, lambda run: run.dropped(1.25))
-        )
-        lines.append(f"{name:<19}{busiest:>7.0%}{idle:>6.1f}{dropped:>8.1%}")
+        busiest, idle = (mean(f(run) for run in seeds.values()) for f in (Run.busiest, Run.idle))
+        lines.append(f"{name:<19}{busiest:>7.0%}{idle:>6.1f}")
     return "\n".join(lines)
 
 
