@@ -27,7 +27,7 @@ DEEP_EP_STRAIGHT = {16: 195e-6, 32: 273e-6, 64: 314e-6, 128: 369e-6, 256: 360e-6
 
 
 def published_models() -> str:
-    """Write parameters of three models, all and active, as printed and as their shapes give them."""
+    """Write three models' parameters, all and active, as printed and as their shapes give them."""
     lines = [f"{'10⁹ parameters':<14}{'all':>14}{'for a token':>17}",
              f"{'':<14}{'printed':>9}{'ours':>8}{'printed':>9}{'ours':>8}"]  # fmt: skip
     for model in (model for model in MODELS if model.name in COMPARED):
