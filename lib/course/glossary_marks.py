@@ -74,12 +74,9 @@ def _words(number: str) -> list[tuple[str, Entry]]:
 
 
 def _symbols(number: str) -> list[tuple[str, Entry]]:
-    """Return the symbols that have one meaning in a chapter and are no English words."""
-    pairs = [(symbol, one) for one in entries() if number in one.chapters
-             for symbol in one.symbols]  # fmt: skip
-    once = {symbol for symbol, _ in pairs} - ENGLISH
-    once -= {symbol for symbol in once if sum(symbol == other for other, _ in pairs) > 1}
-    return [(symbol, one) for symbol, one in pairs if symbol in once and len(symbol) < 4]
+    """Return the symbols of a chapter that are short and no English words."""
+    return [(symbol, one) for one in entries() if number in one.chapters
+            for symbol in one.symbols if symbol not in ENGLISH and len(symbol) < 4]  # fmt: skip
 
 
 def _pattern(pairs: list[tuple[str, Entry]]) -> Pattern:

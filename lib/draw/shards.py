@@ -1,5 +1,6 @@
 """A product of two split matrices, step by step: who holds which tile, who sends it to whom."""
 
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import product
@@ -19,17 +20,22 @@ _GRIDS = {
     "3d": "Each matrix moves once, along an axis of its own: A and B are gathered, and the parts "
     "of C are added.",
 }
+_USUAL = "A [M, K] · B [K, N] -> C [M, N]"
+_MATRIX = r"(\S+) \[(\S+), (\S+)\]"
+_PRODUCT = re.compile(f"{_MATRIX} · {_MATRIX} -> {_MATRIX}")
+_NAME = re.compile(r"(?<!\w)[ABCMKN](?!\w)")
 
 
 def shards(
     kind: str = "column", m: int = 2048, k: int = 4096, n: int = 16384, *, ranks: int = 4,
-    itemsize: int = 2, step: int = 0, caption: str = "",
+    itemsize: int = 2, step: int = 0, caption: str = "", names: str = _USUAL,
 ) -> Picture:  # fmt: skip
     """Draw A [M, K] · B [K, N] -> C [M, N] on ranks, and let the reader choose other splits.
 
     `kind` is "column", "row", "2d" (SUMMA), "2.5d" or "3d"; the splits of A and B can be changed on
     a line of `ranks` ranks and on a square of four. Bytes are those of elements of `itemsize`
-    bytes; the still is drawn after `step` steps.
+    bytes; the still is drawn after `step` steps. `names` gives matrices and dims other names, in a
+    product that is written as the one above; grids with an axis of such a name are left out.
     """
     itemsize, step = whole(itemsize, "itemsize"), whole(step, "step", 0)
     if kind not in KINDS:
@@ -38,6 +44,7 @@ def shards(
         )
     if not 2 <= whole(ranks, "ranks") <= _MOST:
         raise ValueError(f"A line of {ranks} ranks cannot be drawn: 2 to {_MOST} ranks can be.")
+    called = _called(names)
     line, square = {"tp": int(ranks)}, {"row": 2, "column": 2}
     ways = {"line": _chosen(line, m, k, n, itemsize), "square": _chosen(square, m, k, n, itemsize)}
     for grid, words in _GRIDS.items():
@@ -46,18 +53,25 @@ def shards(
             ways[grid] = {"|": _product(product_steps(grid, m, k, n, on), itemsize, words)}
         except ValueError as wrong:
             ways[grid] = {"|": _impossible(str(wrong), Mesh.of_kind(grid, on), *GRIDS[grid])}
-    names = {"line": f"{ranks} in a line", "square": "2×2", "2d": "2×2, SUMMA",
+        if taken := set(Mesh.of_kind(grid, on).axes) & set(called.values()):
+            del ways[grid]
+            if grid == kind:
+                raise ValueError(f"{taken.pop()!r} is the name of an axis of {kind!r} already.")
+    words = {"line": f"{ranks} in a line", "square": "2×2", "2d": "2×2, SUMMA",
              "2.5d": "2×2×2, 2.5D", "3d": "2×2×2, 3D"}  # fmt: skip
     a, b = {"column": ("", " tp"), "row": (" tp", "tp ")}.get(kind, ("", ""))
     start = {"way": kind if kind in _GRIDS else "line", "a": a or " ", "b": b or " ", "at": step}
+    ways = _renamed(ways, called)
+    sizes = _renamed(f"M = {m:,}, K = {k:,}, N = {n:,}", called)
     data = {
-        "ways": [[way, names[way]] for way in ways],
+        "ways": [[way, words[way]] for way in ways],
         "splits": {"line": _options(line), "square": _options(square)},
         "products": ways, "start": start,
+        "names": [called[matrix] for matrix in "ABC"], "inner": called["K"],
         "caption": captions.joined(
-            f"Predicted: bytes counted from the tiles, for M = {m:,}, K = {k:,}, N = {n:,} and "
-            f"elements of {itemsize} byte{'s' * (itemsize != 1)}; an all_reduce counts as a ring's."
-            " Nothing was run, and the matrices are not drawn to scale.", caption,
+            f"Predicted: bytes counted from the tiles, for {sizes} and elements of {itemsize} "
+            f"byte{'s' * (itemsize != 1)}; an all_reduce counts as a ring's. Nothing was run, and "
+            "the matrices are not drawn to scale.", caption,
         ),
     }  # fmt: skip
     chosen = ways[start["way"]]["|" if kind in _GRIDS else f"{start['a']}|{start['b']}"]
@@ -66,6 +80,29 @@ def shards(
             f"This product has {len(chosen['steps'])} steps, so there is no step {step}."
         )
     return Picture(chosen["summary"], ("shards", data))
+
+
+def _called(names: str) -> dict[str, str]:
+    """Return how A, B, C, M, K and N are called in a product that is written as the usual one."""
+    found = _PRODUCT.fullmatch(names)
+    if found:
+        a, m, k, b, also_k, n, c, also_m, also_n = found.groups()
+        called = dict(zip("ABCMKN", (a, b, c, m, k, n)))
+        if (also_m, also_k, also_n) == (m, k, n) and len(set(called.values())) == len(called):
+            return called
+    raise ValueError(
+        f"Name the matrices and dims of a product as in {_USUAL!r}, each in its own way: {names!r} "
+        "is no such product."
+    )
+
+
+def _renamed(given, called: dict[str, str]):
+    """Return a text, or all texts of lists and dicts, with other names of matrices and dims."""
+    if isinstance(given, str):
+        return _NAME.sub(lambda found: called[found[0]], given)
+    if isinstance(given, dict):
+        return {key: _renamed(value, called) for key, value in given.items()}
+    return [_renamed(one, called) for one in given] if isinstance(given, list) else given
 
 
 def _options(mesh: dict[str, int]) -> list[list[str]]:

@@ -140,6 +140,43 @@ def test_the_words_follow_the_steps():
     assert "(0 → 1: A[0, 0]; 2 → 3: A[1, 0])" in shards("2d", *SIZES).summary
 
 
+HIDDEN = "y [S, F] · W₂ [F, D] -> z [S, D]"
+
+
+def every_text(given):
+    """All texts in lists and dicts."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, dict | list):
+        for one in given.values() if isinstance(given, dict) else given:
+            yield from every_text(one)
+
+
+def test_matrices_and_dims_are_called_as_the_reader_knows_them():
+    usual, picture = shards("row", *SIZES, step=1), shards("row", *SIZES, step=1, names=HIDDEN)
+    data = picture.live[1]
+    assert data["names"] == ["y", "W₂", "z"] and data["inner"] == "F"
+    assert picture.summary.startswith("y [S, F/tp] · W₂ [F/tp, D] -> z [S, D] on 4 ranks")
+    assert "every sum over F" in picture.summary and "1 → 0, 2, 3: z;" in picture.summary
+    assert "for S = 8, F = 16, D = 32 and" in picture.caption
+    assert {"y", "W₂", "z", "y [S, F/tp]"} <= set(texts(picture))
+    (sums,) = boxes(picture, "comes next: z, tile 0, 0, from ranks 1, 2, 3 to rank 0")
+    assert boxes(picture, "rank 0: z, tile 0, 0, a pending sum: 1 of 4 pieces of F") and sums
+    assert [len(mark.points) for mark in picture.marks] == [len(m.points) for m in usual.marks]
+    left = re.compile(r"(?<!\w)(?<!\d )[ABCMKN](?!\w)")  # 832 B are bytes
+    said = [*every_text(data["products"]), *texts(picture), data["caption"]]
+    assert len(said) > 100 and [text for text in said if left.search(text)] == []
+    sentences = [text for text in every_text(usual.live[1]["products"]) if left.search(text)]
+    an_article = re.compile(r"(^|[.:] )A (?!is whole|and B)[a-z]")
+    assert sentences and not any(map(an_article.search, sentences)), "A is a matrix in all of them"
+
+
+def test_a_grid_whose_axis_is_called_like_a_matrix_is_left_out():
+    ways = lambda **options: [way for way, _ in shards(**options).live[1]["ways"]]
+    assert ways() == ["line", "square", "2d", "2.5d", "3d"]
+    assert ways(names="x [M, K] · W [K, N] -> y [M, N]") == ["line", "square", "2d", "2.5d"]
+
+
 def test_the_caption_says_what_the_numbers_are():
     caption = shards(caption="An up-projection").caption
     assert caption.startswith("Predicted: bytes counted from the tiles, for M = 2,048")
@@ -161,6 +198,10 @@ def test_everything_is_inside_and_small(kind):
         (lambda: shards("diagonal"), "No product is called 'diagonal'. Choose one of 'column'"),
         (lambda: shards(ranks=9), "A line of 9 ranks cannot be drawn: 2 to 8 ranks can be."),
         (lambda: shards(step=2), "This product has 1 steps, so there is no step 2."),
+        (lambda: shards(names="A · B"), "'A · B' is no such product."),
+        (lambda: shards(names="A [M, K] · B [L, N] -> C [M, N]"), "is no such product."),
+        (lambda: shards(names="A [M, K] · A [K, N] -> C [M, N]"), "each in its own way"),
+        (lambda: shards("3d", names=HIDDEN), "is the name of an axis of '3d' already."),
         (lambda: shards(itemsize=0), "itemsize must be a whole number of at least 1"),
     ],
 )

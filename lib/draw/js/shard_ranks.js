@@ -1,10 +1,10 @@
-// What each rank holds of A, B and C after some steps of a product, and the tiles on their way.
+// What each rank holds of three matrices after some steps of a product, and the tiles on their way.
 import { legendMarks, wrapText } from "./axes.js";
 import { lettersOn, pieceColour, tint } from "./colours.js";
 import { boxMark, textMark } from "./marks.js";
 import { amount, plural } from "./numbers.js";
 
-const NAMES = "ABC", PANEL = { title: 20, gap: 12, name: 16, most: 84, inner: 10 }; // px
+const PANEL = { title: 20, gap: 12, name: 16, most: 84, inner: 10 }; // px
 
 // Gives a panel for each rank after `number` steps, and what is `part` of its way in the next:
 // {marks, y} with y below them.
@@ -15,7 +15,7 @@ export function layRanks(product, number, part, width, top) {
   states[number].forEach((held, rank) => marks.push(...panelMarks(product, places, rank, held)));
   const moves = steps[number]?.moves || [];
   if (part) marks.push(...moves.flatMap((move) => flyingMarks(places, move, part)));
-  else marks.push(...roomMarks(places, moves));
+  else marks.push(...roomMarks(places, moves, product.names));
   const keys = [["a rank's own, and what it sends", pieceColour(0), false]];
   keys.push(["part of a sum", null, true], ["room for what comes next", null, false]);
   const legend = legendMarks(keys, 8, places.y + 4, width - 8);
@@ -56,7 +56,7 @@ function tilePlace({ places, cells, side, high }, rank, matrix, i, j) {
 
 // A rank's name, its place on the mesh, the bytes it holds, and its three matrices.
 function panelMarks(product, places, rank, held) {
-  const [x, y] = places.places[rank], { ranks, axes } = product;
+  const [x, y] = places.places[rank], { ranks, axes, names } = product;
   const place = axes.map((axis, n) => `${places.isRoomy ? `${axis} ` : ""}${ranks[rank][n]}`);
   const words = axes.length > 1 ? `rank ${rank} (${place.join(", ")})` : `rank ${rank}`;
   const marks = [
@@ -65,7 +65,7 @@ function panelMarks(product, places, rank, held) {
   ];
   for (let matrix = 0; matrix < 3; matrix++) {
     const [left, top] = tilePlace(places, rank, matrix, 0, 0), { side, high } = places;
-    marks.push(textMark(left - 4, top + high / 2, NAMES[matrix], { align: "right" }));
+    marks.push(textMark(left - 4, top + high / 2, names[matrix], { align: "right" }));
     marks.push(boxMark(left, top, side, high, { edge: style.grid }));
   }
   for (const tile of held.tiles) marks.push(...tileMarks(product, places, rank, tile));
@@ -97,9 +97,10 @@ function tileText(product, { cells }, [matrix, i, j, value]) {
 }
 
 function describeTile(product, rank, [matrix, i, j, value]) {
-  const name = `rank ${rank}: ${NAMES[matrix]}, tile ${i}, ${j}`;
+  const name = `rank ${rank}: ${product.names[matrix]}, tile ${i}, ${j}`;
   if (isPartial(product, matrix, value)) {
-    return `${name}, a pending sum: ${value} of ${plural(product.pieces, "piece")} of K`;
+    const pieces = `${plural(product.pieces, "piece")} of ${product.inner}`;
+    return `${name}, a pending sum: ${value} of ${pieces}`;
   }
   if (matrix === 2) return `${name}, complete`;
   return value === rank ? `${name}, its own` : `${name}, from rank ${value}`;
@@ -107,7 +108,7 @@ function describeTile(product, rank, [matrix, i, j, value]) {
 
 // The room for a tile that comes next, with a chip in the colour of the rank that sends it, or
 // without room for a chip in that colour itself; several parts of one sum share a room.
-function roomMarks(places, moves) {
+function roomMarks(places, moves, names) {
   const rooms = new Map(); // rank and tile -> who sends it
   for (const [matrix, i, j, source, rank] of moves) {
     const key = [rank, matrix, i, j].join(" ");
@@ -118,7 +119,7 @@ function roomMarks(places, moves) {
     const [x, y, w, h] = tilePlace(places, rank, matrix, i, j);
     const chip = Math.min(9, w / 2 - 3, h - 8), edge = style.paper;
     const from = `${sources.length > 1 ? "ranks" : "rank"} ${sources.join(", ")}`;
-    const about = `comes next: ${NAMES[matrix]}, tile ${i}, ${j}, from ${from} to rank ${rank}`;
+    const about = `comes next: ${names[matrix]}, tile ${i}, ${j}, from ${from} to rank ${rank}`;
     const look = { edge: style.ink, about, id: `next ${key}` };
     if (h < 13 && sources.length === 1) {
       return [boxMark(x + 1, y + 1, w - 2, h - 2, { ...look, edge: pieceColour(sources[0]) })];

@@ -28,8 +28,8 @@ export function picture(data) {
     state: { ...data.start },
     controls: [
       { kind: "choice", name: "way", label: "Ranks", options: data.ways },
-      choice("a", "Split A"),
-      choice("b", "Split B"),
+      choice("a", `Split ${data.names[0]}`),
+      choice("b", `Split ${data.names[1]}`),
       player,
     ],
     layout: (state, width) => layShards(productOf(data, state), state.at, width),
@@ -39,9 +39,10 @@ export function picture(data) {
   };
 }
 
-function productOf({ products, splits }, { way, a, b }) {
+// What was chosen, with the names of its three matrices and of the dim over which it sums.
+function productOf({ products, splits, names, inner }, { way, a, b }) {
   const keys = splits[way] ? [a, b].map((key) => splitKey(splits[way], key)) : ["", ""];
-  return products[way][keys.join("|")];
+  return { ...products[way][keys.join("|")], names, inner };
 }
 
 // A split that was chosen on another mesh stands for no split on this one.
@@ -69,7 +70,7 @@ function layShards(product, at, width) {
 }
 
 // The three matrices with the ranks that hold each tile, and their sharding lines below.
-function layWhole({ lines, grids }, width) {
+function layWhole({ lines, grids, names }, width) {
   const all = new Set(grids.flat(3)).size; // also of what is impossible, which has no panels
   const longest = Math.max(...lines.map((line) => line.length)) * style.letter;
   const pitch = Math.min(width / 3, Math.max(longest + 10, WHOLE.most + 2 * WHOLE.sign));
@@ -78,7 +79,7 @@ function layWhole({ lines, grids }, width) {
   let y = WHOLE.top + side + style.line;
   grids.forEach((grid, n) => {
     const middle = left + (n + 0.5) * pitch, x = middle - side / 2;
-    marks.push(...wholeMarks("ABC"[n], grid, all, x, WHOLE.top, side));
+    marks.push(...wholeMarks(names[n], grid, all, x, WHOLE.top, side));
     if (n) {
       const sign = n === 1 ? "×" : "=", y = WHOLE.top + side / 2;
       marks.push(textMark(left + n * pitch, y, sign, { align: "middle" }));
@@ -167,12 +168,14 @@ function layStepList({ steps }, number, width, top) {
 }
 
 // What was sent so far, and who sends what to whom now.
-function stepStatus({ steps }, at) {
+function stepStatus({ steps, names }, at) {
   if (!steps.length) return "";
   const number = shownStep(at, steps.length);
   const sent = steps.slice(0, number).reduce((sum, step) => sum + step.sent, 0);
   const so = `Sent so far: ${plural(sent, "byte")} by all ranks.`;
-  if (number === steps.length) return `C is complete after ${plural(number, "step")}. ${so}`;
+  if (number === steps.length) {
+    return `${names[2]} is complete after ${plural(number, "step")}. ${so}`;
+  }
   const { text, who } = steps[number];
   return [so, `Next: ${text}.`, who && `From → to: ${who}.`].filter(Boolean).join("\n");
 }

@@ -58,7 +58,7 @@ def test_memory_of_the_groups_copies(notebook):
 
 
 def test_what_each_rank_of_both_pictures_sends(notebook):
-    cube, square = text_of(notebook, "cube0002"), shown(notebook, 'shards("2d")')
+    cube, square = text_of(notebook, "cube0002"), shown(notebook, 'shards("2d"')
     assert "sent by all ranks: 218,103,808 bytes" in shown(notebook, 'shards("3d")')
     assert "sent by all ranks: 150,994,944 bytes" in square
     assert (round(218_103_808 / 8e6), round(150_994_944 / 4e6)) == (27, 38)

@@ -88,7 +88,7 @@ def test_the_gather_sends_twice_as_much_in_the_second_picture_alone(text):
     assert gathered == 2 * summed and f"it sends {gathered:,.0f} MB, twice" in text
     other = sent(columns, columns, 25_600, 102_400)["all_gather"]
     assert other < sent(columns, rows, 25_600, 102_400)["all_reduce"] / 7
-    assert "in the *second* picture" in text and "K = 4·N" in text
+    assert "in the *second* picture" in text and "F = 4·D" in text
 
 
 # --- what column layers share
