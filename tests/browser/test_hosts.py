@@ -189,15 +189,22 @@ CLIPPED = """() => [...document.querySelectorAll(".prev-next-area a")]
     .map((link) => link.innerText)"""
 
 
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_long_messages_and_wide_tables_wrap_on_a_phone(book_page, chapter):
-    page = book_page(chapter.name, width=360)
-    assert page.locator("article .cell_output pre").count()
-    assert page.evaluate(WIDE) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert page.evaluate(BROKEN) == []
-    assert page.evaluate(CUT) == []
-    assert page.evaluate(CLIPPED) == []
+@pytest.fixture(scope="module", params=chapters(), ids=lambda chapter: chapter.name)
+def on_a_phone(request, book, new_page):
+    """A chapter's page of the book, for tests that look at it and leave it as it is."""
+    page = new_page(360, offline=True)
+    page.goto((book / request.param.file).with_suffix(".html").as_uri())
+    yield page
+    page.context.close()
+
+
+def test_long_messages_and_wide_tables_wrap_on_a_phone(on_a_phone):
+    assert on_a_phone.locator("article .cell_output pre").count()
+    assert on_a_phone.evaluate(WIDE) == []
+    assert on_a_phone.evaluate("document.documentElement.scrollWidth") <= 360
+    assert on_a_phone.evaluate(BROKEN) == []
+    assert on_a_phone.evaluate(CUT) == []
+    assert on_a_phone.evaluate(CLIPPED) == []
 
 
 # Of each line of code that wraps: where it begins, and where what goes on of it begins.
@@ -261,9 +268,8 @@ SPLIT = """() => [...document.querySelectorAll("article tr > :first-child:nth-la
     .map((name) => name.textContent)"""
 
 
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_the_first_picture_has_letters_of_ten_pixels_on_a_phone(book_page, chapter):
-    shown, natural = book_page(chapter.name, width=360).evaluate(FIRST_IMAGE)
+def test_the_first_picture_has_letters_of_ten_pixels_on_a_phone(on_a_phone):
+    shown, natural = on_a_phone.evaluate(FIRST_IMAGE)
     assert style.SIZE * shown / (natural / 2) >= 10, "two pixels of the file for one"
 
 
