@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from lib import RankError
-from lib.predict.collectives import formulas
+from lib.predict.collectives import formulas, plans
 from lib.predict.collectives.nodes import all_reduce, errors, nodes_of
 from lib.predict.hardware import link, sweep, sweeps
 from tests.course.stored_chapter import chapter_fixtures, shown
@@ -43,7 +43,8 @@ def test_each_ranks_gradient_is_as_far_off_as_the_text_says(notebook, text):
 def test_six_messages_for_a_byte_make_a_megabyte_and_a_half_for_each_of_four_ranks(text):
     """What the text counts before it names the bound is what the ring sends."""
     megabytes = 2 * (4 - 1)
-    assert "With six messages for each byte, 1 MB needs 6 MB." in text and megabytes == 6
+    assert "So each number is sent at least six times, and 1 MB needs 6 MB." in text
+    assert megabytes == 6
     assert max(formulas.all_reduce("ring", 4, 250_000).sent) == megabytes * 10**6 / 4
     assert "Four ranks can at best share them equally, which is 1.5 MB each." in text
 
@@ -62,7 +63,7 @@ def prices():
 def test_the_rounds_of_the_table_are_the_rings(text):
     """What rank 0 sends and receives in the six rounds of `ring_sum` on four ranks.
 
-    To the fold's question the answer is piece 0: rank 2 received it in round 2 and added to it.
+    To the fold's question the answer is piece 5: rank 2 received it in round 3 and added to it.
     """
     ks = (1, 2, 3)
     sends = [(1 - k) % 4 for k in ks] + [(2 - k) % 4 for k in ks]
@@ -73,9 +74,14 @@ def test_the_rounds_of_the_table_are_the_rings(text):
     }
     for word, pieces in rows.items():
         assert f"| {word} piece | {' | '.join(pieces)} |" in text
-    assert "which piece rank 2 sends in round 3 of the ring" in text
+    assert "which piece rank 2 sends in round 4 of a ring of six ranks, and why (piece 5, " in text
+    *_, third, fourth = plans.ring(6).rounds[:4]
+    assert [m.piece for m in fourth if m.source == 2] == [(2 + 1 - 4) % 6] == [5]
+    assert [m.piece for m in third if m.destination == 2] == [5] and "received in round 3)" in text
+    assert "rank r sends piece r + 2 − k, so first its complete piece r + 1" in text
+    for k, moves in enumerate(plans.ring(6).rounds[5:], 1):  # the second lap
+        assert {(m.source, m.piece) for m in moves} == {(r, (r + 2 - k) % 6) for r in range(6)}
     assert "piece 0 + 1 − 2 = −1, which is 3 modulo 4" in text and (0 + 1 - 2) % 4 == sends[1] == 3
-    assert (2 + 1 - 3) % 4 == (2 - 2) % 4 == 0  # sent in round 3, received in round 2
     assert "central* has 2(n − 1) rounds, 6 here" in text
     assert formulas.all_reduce("central", 4, 1000).rounds == 6
 
@@ -102,10 +108,12 @@ def test_everyone_is_as_fast_as_the_text_says(notebook, text):
     assert sorted(times, key=times.get)[:2] == ["everyone", "halving_doubling"]
     assert times["everyone"] == pytest.approx(times["halving_doubling"], rel=0.005)
     assert "are equal as far as this model can tell" in text
-    assert "for smaller buffers it is the fastest" in text
-    for numel in (250, 2_500, 25_000):
+    assert "so below about 1 MB it is the fastest" in text
+    for numel in (250, 2_500, 25_000, 240_000):
         small = six_times(numel)
         assert min(small, key=small.get) == "everyone"
+    large = six_times(260_000)
+    assert min(large, key=large.get) == "halving_doubling"
 
 
 def test_on_eight_ranks_halving_doubling_wins(text):
@@ -138,9 +146,8 @@ def test_rings_over_nodes_are_as_far_off_as_the_text_says(text):
     off = [error for run in small for error in run.values()]
     assert (round(100 * min(off)), round(100 * max(off))) == (-69, 106)
     assert "between 69 % below and 106 % above" in text
-    nearest = sorted(min(run, key=lambda name: abs(run[name])) for run in small)
-    assert nearest == ["flat_ring", "flat_ring", "hierarchical", "multi_rail_ring"]
-    assert "*flat* is in two runs, *rails* and *levels* in one each" in text
+    nearest = {min(run, key=lambda name: abs(run[name])) for run in small}
+    assert len(nearest) == 3 and "these rows do not tell you the algorithm" in text
     inside, outside = (1e6 * link(name).alpha for name in ("NVLink4", "EFA 400"))
     latency = 1e6 * all_reduce("flat_ring", nodes_of(sweep("H100 2-node all-reduce")), 0)
     assert f"26 · {inside:.1f} + 4 · {outside:.0f} = {latency:.0f} µs" in text
@@ -151,11 +158,24 @@ def test_large_buffers_over_nodes_are_as_far_off_as_the_text_says(text):
     *two, four = [errors(run, run.nbytes[-1]) for run in runs]
     assert [run.nodes for run in runs] == [2, 2, 2, 4]
     for run in two:
-        assert run["hierarchical"] > 0 and run["at once"] < 0.015
-    assert "between *levels* and *at once*, or within 1 % of one of them" in text
+        assert run["hierarchical"] > 0
+        assert run["at once"] < 0 or round(100 * run["at once"]) == 1
+    assert "between *levels* and *at once*, or about 1 % from one of them" in text
     assert min(four, key=lambda name: abs(four[name])) == "multi_rail_ring"
     assert "six times as long or more" in text
     assert min(run["flat_ring"] for run in (*two, four)) > 5
+
+
+def test_what_the_text_says_of_nccl_names_its_source(text):
+    """NCCL's developers on its trees, and its manual on ranks that give different shapes or types.
+
+    Sources: NVIDIA/nccl issues 672 and 919; the user guide's page on collective operations.
+    """
+    assert "inside one machine it is a chain, so both factors hold for `tree_sum` only" in text
+    for issue in (672, 919):
+        assert f"[{issue}](https://github.com/NVIDIA/nccl/issues/{issue})" in text
+    assert "the first can also give wrong numbers: its [manual](https://docs.nvidia.com/" in text
+    assert '"undefined behavior, including hangs, crashes, or data corruption"' in text
 
 
 def test_what_the_text_says_of_backends(text):

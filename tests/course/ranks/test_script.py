@@ -62,7 +62,7 @@ def main():
 
 @pytest.mark.parametrize("way", ["record", "plain"])
 def test_torchrun_names_the_failed_rank_and_with_record_its_exception(text, tmp_path, way):
-    assert "(with its exception, if `main` is decorated with `@record`)" in text
+    assert "so that `torchrun` can print the failed rank's exception under `Root Cause`" in text
     assert "`@record`, imported from `torch.distributed.elastic.multiprocessing.errors`" in text
     (tmp_path / "script.py").write_text(FAILING)
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "script.py", way]
@@ -77,7 +77,7 @@ def test_pytorchs_detail_names_ranks_missing_from_a_collective_only(
     text, tmp_path, mistake, reported
 ):
     assert "A second run with `TORCH_DISTRIBUTED_DEBUG=DETAIL` then names the ranks missing" in text
-    assert "It does not check sends and receives" in text
+    assert "but it does not check sends and receives" in text
     (tmp_path / "script.py").write_text(WAITING)
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "script.py", mistake]
     detail = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
