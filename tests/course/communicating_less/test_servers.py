@@ -48,6 +48,14 @@ def test_four_bounds_are_four_different_runs():
     assert ends == [225, 171, 152, 115]
 
 
+def test_bound_0_applies_the_same_gradients_in_fewer_and_longer_updates():
+    """The text: 180 gradients in 60 updates, and none of them is stale."""
+    bulk, free = (servers.stragglers_run(bound).updates for bound in (0, None))
+    assert {(u.worker, u.number) for u in bulk} == {(u.worker, u.number) for u in free}
+    assert len(bulk) == len(free) == 180 and {u.staleness for u in bulk} == {0}
+    assert len({u.applied_to for u in bulk}) == 60 and len({u.applied_to for u in free}) == 180
+
+
 def test_without_a_bound_most_gradients_are_fresh_and_a_few_are_very_old():
     old, most = {}, {}
     for bound in (1, 3, None):
@@ -88,6 +96,9 @@ def test_without_momentum_stale_gradients_hardly_hurt_at_the_large_rate():
     stale = [servers.equally_stale(staleness) for staleness in (0, 1, 2)]
     runs = [servers.replayed(updates, 0.05, (0, 1, 2), 0.0) for updates in stale]
     assert [round(sum(losses) / 3, 2) for losses in runs] == [0.27, 0.27, 0.30]
+    runs = [servers.replayed(updates, 0.01, (0, 1, 2), 0.0) for updates in stale]
+    means = [sum(losses) / 3 for losses in runs]
+    assert max(means) < 1.1 * min(means)  # "hardly hurt at these rates"
     runs = [servers.replayed(updates, 0.5, (0, 1, 2), 0.0) for updates in stale]
     means = [sum(losses) / 3 for losses in runs]
     assert means[1] > 1.2 * means[0] and not means[2] < 1  # it grows, then a seed diverges

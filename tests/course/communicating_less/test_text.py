@@ -135,6 +135,11 @@ def test_the_problem_is_stated_with_its_counter_example(notebook):
     infiniband, ethernet = (wait / numbers[0] for wait in numbers[3:5])
     assert 2 < infiniband < 2.5 and round(ethernet) == 9  # "more than twice", "nine times"
     assert round(1e3 * costs.gpt2_computing(8, batch=64), 1) == 14.4  # hides more
+    assert round(1e3 * costs.gpt2_computing(8, batch=512)) == 107  # "a larger batch", 64 for each
+    large = 1e3 * step.seconds(step.averaged_backward(costs.GPT2, 64), speeds("H100"))
+    assert numbers[4] < large < 1.1 * numbers[4]  # "would about fit under the backward pass"
+    text = sources_of(notebook)
+    assert "with 512 sequences the GPUs would compute for 107 ms" in text
     backward = step.seconds(step.averaged_backward(costs.GPT2, 4), speeds("H100"))
     assert round(backward / costs.gpt2_computing(8), 2) == 0.67  # two thirds
     assert numbers[2] < 1e3 * backward  # NVLink's exchange fits under it
@@ -285,6 +290,13 @@ def test_agreement_costs_what_the_table_says(notebook):
         for row, (rounds, sent) in zip(expected, costs_of_n, strict=True):
             row += [f"{rounds:.0f}", str(sent)]
     assert rows == expected
+
+
+def test_a_difference_counts_if_every_seed_shows_it(notebook, world):
+    assert "every seed ends 0.01 to 0.03 higher" in sources_of(notebook)
+    often, rarely = (lessons.averaging_every(every, world)[0] for every in (1, 64))
+    higher = sorted(round(b - a, 2) for a, b in zip(often, rarely, strict=True))
+    assert len(higher) == 3 and (higher[0], higher[-1]) == (0.01, 0.03)
 
 
 def test_sparse_rows_send_more_from_13_ranks_on(notebook):
