@@ -77,6 +77,14 @@ class Lane {
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 
+  static void carry_out(std::vector<Operation>& operations) {
+    std::vector<WorkPtr> begun;
+    for (auto& operation : operations) begun.push_back(operation.start());
+    for (auto& work : begun) work->wait();
+    for (auto& operation : operations)
+      if (operation.then) operation.then();
+  }
+
   static void run(const std::shared_ptr<State>& state) {
     for (;;) {
       Item item;
@@ -90,11 +98,8 @@ class Lane {
       }
       for (auto& fence : item.before) fence->wait();
       try {
-        std::vector<WorkPtr> begun;
-        for (auto& operation : item.operations) begun.push_back(operation.start());
-        for (auto& work : begun) work->wait();
-        for (auto& operation : item.operations)
-          if (operation.then) operation.then();
+        carry_out(item.operations);
+        item.operations.clear();  // its tensors may need Python, which ends when nobody waits
         item.fence->finish();
       } catch (const std::exception& error) {  // a partner is gone: NCCL waits on
         const bool gone = std::string(error.what()).find("gloo/transport") != std::string::npos;
