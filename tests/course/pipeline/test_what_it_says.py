@@ -62,12 +62,14 @@ def test_where_interleaved_1f1b_stops_being_the_faster_one():
     words = (
         "slower than GPipe if a message takes more than 0.54 of a rank's forward, and slower than "
     )
-    assert f"{words}1F1B from 1.4 on (both" in TEXT
+    assert f"With p = 4 and m = 8, interleaved is {words}1F1B from 1.4 on (both" in TEXT
+    assert "with m = 32 it is 2.6." in TEXT
     halves = Costs(0.5, 0.5, 0.5)
-    for send, faster in ((0.54, 0), (0.545, 1), (1.35, 1), (1.4, 2)):
-        thin = play(rules.interleaved(8, 8, 2), replace(halves, send=send)).makespan
+    limits = [(8, 0.54, 0), (8, 0.545, 1), (8, 1.35, 1), (8, 1.4, 2), (32, 2.6, 1), (32, 2.65, 2)]
+    for m, send, faster in limits:
+        thin = play(rules.interleaved(8, m, 2), replace(halves, send=send)).makespan
         whole = [
-            play(rule(4, 8), Costs(send=send)).makespan for rule in (rules.gpipe, rules.one_f_one_b)
+            play(rule(4, m), Costs(send=send)).makespan for rule in (rules.gpipe, rules.one_f_one_b)
         ]
         assert sum(step < thin for step in whole) == faster
 
