@@ -105,7 +105,7 @@ def test_between_hosts_the_combination_is_best(text, rows):
 
 
 def test_from_which_length_on_a_method_alone_is_fast_between_hosts(text):
-    told = "On 32 ranks both pass 80 % from 256 k on (`limits.runs_out(lengths=(2**18, 2**19))`)"
+    told = "On 32 ranks each passes 80 % from 256 k on (`limits.runs_out(lengths=(2**18, 2**19))`)"
     assert told in text and "On 64 ranks a ring does so at peak speed from 512 k on" in text
     rows = rows_of(limits.runs_out(lengths=(2**17, 2**18, 2**19)))
     for alone, low in ((("ring", 32), 1), (("ulysses", 32), 1), (("ring", 64), 2)):
